@@ -1,0 +1,205 @@
+"""Composition root of the coordinator: opens the store, wires adapters to the service, serves, and ends in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+from aiohttp import web
+
+from coordinator.adapters.clock import SystemClock
+from coordinator.adapters.crash import crash_at
+from coordinator.adapters.identity import identity_key
+from coordinator.adapters.learner_process import LearnerProcesses
+from coordinator.adapters.planes import JailedPlanes
+from coordinator.adapters.publisher import ProcessPublisher
+from coordinator.api.rest import add_rest_routes
+from coordinator.api.worker import add_worker_routes
+from coordinator.config import Settings
+from coordinator.errors import CannotServe
+from coordinator.jobs_loop import JobsLoop
+from coordinator.service.deps import Deps, ServiceSettings
+from coordinator.service.driving import Tools
+from coordinator.service.sweeping import recover, sweep
+from coordinator.service.tokens import first_admin
+from coordinator.store.blobs import FileBlobs
+from coordinator.store.lock import hold_lock
+from coordinator.store.migrate import upgrade
+from coordinator.store.sql import open_store
+from coordinator.wire.signing import public_hex
+from p2p.adapters.durable import write_durably
+from p2p.adapters.tls import certificate_sha256, self_signed, server_context
+
+log = structlog.get_logger()
+SWEEP_MOST_S = 1.0
+END_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a running coordinator tells: also written to `data_dir/serve.json` for the commands on this host."""
+
+    url: str
+    pid: int
+    public_key: str
+    certificate_sha256: str | None
+    admin_token_file: str
+
+
+def service_settings(settings: Settings) -> ServiceSettings:
+    """The service's part of the settings."""
+    return ServiceSettings(
+        data_dir=settings.home,
+        roots=tuple(root.expanduser().resolve() for root in settings.roots),
+        heartbeat_s=settings.heartbeat_s,
+        lost_after_s=3.5 * settings.heartbeat_s,
+        restart_grace_s=settings.restart_grace_s,
+        peer_networks=settings.peer_networks,
+        minimum_free_bytes=settings.minimum_free_bytes,
+        max_running_jobs=settings.max_running_jobs,
+        allow_scripted=settings.allow_scripted,
+    )
+
+
+@asynccontextmanager
+async def coordinator(settings: Settings) -> AsyncIterator[Served]:
+    """A serving coordinator; leaving the context ends it in order. Raises CannotServe."""
+    home = settings.home
+    _check_address(settings)
+    _make_home(home)
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(hold_lock(settings.store_url, home))
+        await asyncio.to_thread(upgrade, settings.store_url)
+        deps = await _deps(settings, stack)
+        token_file = home / "admin.token"
+        await first_admin(deps.store, token_file, now=deps.clock.now())
+        await recover(deps)
+        certificate, tls = await asyncio.to_thread(_tls, settings)
+        url = await _serve(settings, deps, certificate, tls, stack)
+        await _start_loops(settings, deps, stack)
+        served = Served(url, os.getpid(), public_hex(deps.key), certificate, str(token_file))
+        await asyncio.to_thread(write_durably, home / "serve.json", json.dumps(vars_of(served)).encode())
+        yield served
+
+
+def vars_of(served: Served) -> dict[str, object]:
+    """The JSON form."""
+    return {name: getattr(served, name) for name in Served.__dataclass_fields__}
+
+
+def _check_address(settings: Settings) -> None:
+    loopback = settings.host in ("127.0.0.1", "::1", "localhost")
+    if settings.tls == "off" and not loopback and not settings.behind_proxy:
+        raise CannotServe(
+            f"host is {settings.host!r} and tls is off: rollouts and tokens would travel in the clear. "
+            "Use --tls self-signed, --tls files, or --behind-proxy when a proxy in front ends TLS"
+        )
+    if settings.tls == "files" and (settings.tls_certificate is None or settings.tls_key is None):
+        raise CannotServe("tls is 'files': name the PEM files with --tls-certificate and --tls-key")
+
+
+def _make_home(home: Path) -> None:
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        home.chmod(0o700)
+    except OSError as error:
+        raise CannotServe(f"data_dir {home} cannot be used: {error}; choose another with --data-dir") from error
+
+
+async def _deps(settings: Settings, stack: contextlib.AsyncExitStack) -> Deps:
+    store = await open_store(settings.store_url)
+    stack.push_async_callback(store.close)
+    clock = SystemClock()
+    return Deps(
+        store=store,
+        blobs=FileBlobs(settings.home / "blobs"),
+        clock=clock,
+        settings=service_settings(settings),
+        key=await asyncio.to_thread(identity_key, settings.home / "identity.pem"),
+        started_at=clock.now(),
+        reach=crash_at(settings.crash_at),
+    )
+
+
+def _tls(settings: Settings) -> tuple[str | None, ssl.SSLContext | None]:
+    if settings.tls == "off":
+        return None, None
+    if settings.tls == "self-signed":
+        certificate, key, digest = self_signed(settings.home / "tls", [settings.host, "localhost", "127.0.0.1"])
+        return digest, server_context(certificate, key)
+    assert settings.tls_certificate is not None
+    assert settings.tls_key is not None
+    try:
+        context = server_context(settings.tls_certificate, settings.tls_key)
+        return certificate_sha256(settings.tls_certificate), context
+    except (OSError, ssl.SSLError, ValueError) as error:
+        raise CannotServe(f"the TLS files {settings.tls_certificate} and {settings.tls_key} cannot be used: {error}") from error
+
+
+async def _serve(
+    settings: Settings, deps: Deps, certificate: str | None, tls: ssl.SSLContext | None, stack: contextlib.AsyncExitStack
+) -> str:
+    app = web.Application(client_max_size=0)
+    metrics_token = settings.metrics_token.get_secret_value() if settings.metrics_token else None
+    add_rest_routes(app, deps, metrics_token=metrics_token)
+    add_worker_routes(app, deps, certificate_sha256=certificate)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=5.0)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    site = web.TCPSite(runner, settings.host, settings.port, ssl_context=tls)
+    try:
+        await site.start()
+    except OSError as error:
+        raise CannotServe(
+            f"{settings.host}:{settings.port} cannot be listened on: {error.strerror}; choose another --port"
+        ) from error
+    port = runner.addresses[0][1]
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"{'https' if tls else 'http'}://{host}:{port}"
+
+
+async def _start_loops(settings: Settings, deps: Deps, stack: contextlib.AsyncExitStack) -> None:
+    publisher = ProcessPublisher(settings.home / "pieces", deps.key, deps.clock)
+    stack.push_async_callback(publisher.close)
+    options = ("--crash-at", settings.learner_crash_at) if settings.learner_crash_at else ()
+    tools = Tools(
+        learners=LearnerProcesses(settings.home / "logs", options),
+        publisher=publisher,
+        planes=JailedPlanes(deps.settings, processes=settings.grader_processes),
+    )
+    for name, loop in (("jobs", JobsLoop(deps, tools).run), ("sweep", lambda: _sweep_loop(deps))):
+        task = asyncio.create_task(_essential(name, loop), name=name)
+        stack.push_async_callback(_end, task)
+
+
+async def _essential(name: str, loop: Callable[[], Awaitable[None]]) -> None:
+    """A loop whose failure ends the process: going on without it would look healthy and do nothing."""
+    try:
+        await loop()
+    except Exception:
+        log.critical("loop_failed", loop=name, exc_info=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError, TimeoutError):
+        async with asyncio.timeout(END_S):
+            await task
+
+
+async def _sweep_loop(deps: Deps) -> None:
+    with deps.wake.watch("workers") as watch:
+        while True:
+            deadline = await sweep(deps)
+            pause = SWEEP_MOST_S if deadline is None else min(max(deadline - deps.clock.now(), 0.05), SWEEP_MOST_S)
+            await watch.wait(pause)

@@ -1,0 +1,346 @@
+"""`echo2`: the operator's and the job author's command. Each command has --json where a script would want it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from coordinator.commands import jobs, pool, serving
+from coordinator.commands.connection import find
+from coordinator.commands.output import console, errors, show_json
+from coordinator.config import Settings
+from coordinator.errors import CoordinatorError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Post-train language models with remote workers.",
+)
+job_app = typer.Typer(no_args_is_help=True, help="Submit and steer jobs.")
+worker_app = typer.Typer(no_args_is_help=True, help="The pool of workers.")
+invite_app = typer.Typer(no_args_is_help=True, help="Invites let workers join.")
+token_app = typer.Typer(no_args_is_help=True, help="REST credentials.")
+app.add_typer(job_app, name="job")
+app.add_typer(worker_app, name="worker")
+app.add_typer(invite_app, name="invite")
+app.add_typer(token_app, name="token")
+
+Url = Annotated[str | None, typer.Option(help="Coordinator; default: the one serving from --data-dir.", envvar="ECHO2_URL")]
+Token = Annotated[str | None, typer.Option(help="REST token; default: the admin token in --data-dir.", envvar="ECHO2_TOKEN")]
+DataDir = Annotated[Path | None, typer.Option(help="Data directory of a coordinator on this host.", envvar="ECHO2_DATA_DIR")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document instead of words.")]
+
+
+def main() -> None:
+    """Entry point: one clear line and exit code 1 for what the user can mend, 2 for wrong usage (typer's own)."""
+    try:
+        app()
+    except CoordinatorError as error:
+        errors.print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        sys.exit(1)
+
+
+@app.command()
+def serve(
+    data_dir: DataDir = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 picks a free one.")] = None,
+    tls: Annotated[str | None, typer.Option(help="off | self-signed | files")] = None,
+    tls_certificate: Annotated[Path | None, typer.Option()] = None,
+    tls_key: Annotated[Path | None, typer.Option()] = None,
+    behind_proxy: Annotated[bool | None, typer.Option(help="Plain HTTP on a public address: a proxy ends TLS.")] = None,
+    root: Annotated[list[Path] | None, typer.Option(help="Folder that names in jobs may resolve into; repeatable.")] = None,
+) -> None:
+    """Run the coordinator: it migrates its store, starts learners, and serves REST and workers."""
+    given = {
+        "data_dir": data_dir,
+        "host": host,
+        "port": port,
+        "tls": tls,
+        "tls_certificate": tls_certificate,
+        "tls_key": tls_key,
+        "behind_proxy": behind_proxy,
+        "roots": tuple(root) if root else None,
+    }
+    serving.serve(_settings(given))
+
+
+def _settings(given: dict[str, Any]) -> Settings:
+    from pydantic import ValidationError
+
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise CoordinatorError(f"setting {name} (ECHO2_{name.upper()}) is {first['input']!r}: {first['msg']}") from error
+
+
+@app.command()
+def migrate(data_dir: DataDir = None) -> None:
+    """Bring the store's tables up to date; `serve` does it too."""
+    serving.migrate(_settings({"data_dir": data_dir}))
+
+
+@app.command()
+def doctor(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Check this host: Python, torch, jail, disk, store, port; each line says what to do."""
+    serving.doctor(_settings({"data_dir": data_dir}), as_json=as_json)
+
+
+@app.command()
+def audit(job: str, url: Url = None, token: Token = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Prove from the rows that every issued prompt is trained, rejected with a reason, or pending. Exit code 1 if not."""
+    result = find(url, token, data_dir).run(lambda client: client.get(f"/jobs/{job}/audit"))
+    jobs.show_audit(result, as_json=as_json)
+
+
+@app.command()
+def demo(
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Worker processes.")] = 4,
+    steps: Annotated[int, typer.Option(min=1, max=100000, help="Learner steps.")] = 150,
+    staleness: Annotated[int, typer.Option(min=0, max=64, help="S, the staleness bound.")] = 3,
+    kill_a_worker: Annotated[bool, typer.Option(help="Kill one worker with SIGKILL at a third of the steps.")] = False,
+    model: Annotated[Path | None, typer.Option(help="Hugging Face directory; default: a toy made on the spot.")] = None,
+    environment: Annotated[str, typer.Option(help='"digit_sort", "math" or "python:FILE:FUNCTION".')] = "digit_sort",
+    train: Annotated[Path | None, typer.Option(help="Prompts for environments that need them (JSONL or Parquet).")] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("echo2-demo"),
+    as_json: AsJson = False,
+) -> None:
+    """Train a real policy on this machine: a coordinator, its learner and workers as processes, and a report at the end."""
+    from coordinator.demo.job import DemoOptions
+    from coordinator.demo.run import run_demo
+
+    options = DemoOptions(
+        workers=workers,
+        steps=steps,
+        staleness=staleness,
+        kill_a_worker=kill_a_worker,
+        model=model,
+        environment=environment,
+        train=train,
+        seed=seed,
+        out=out,
+        as_json=as_json,
+    )
+    run_demo(options)
+
+
+@job_app.command("submit")
+def job_submit(
+    file: Path,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")] = None,
+    upload: Annotated[bool, typer.Option(help="Upload the files named in the job that exist here.")] = True,
+    url: Url = None,
+    token: Token = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Submit a job file."""
+    jobs.submit(find(url, token, data_dir), file, overrides or [], upload=upload, as_json=as_json)
+
+
+@job_app.command("list")
+def job_list(url: Url = None, token: Token = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """All jobs, newest first."""
+    _shown(find(url, token, data_dir).run(lambda c: c.get("/jobs")), jobs.show_list, as_json)
+
+
+@job_app.command("show")
+def job_show(job: str, url: Url = None, token: Token = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """One job: state, reward, staleness, learner, work, cost."""
+    _shown(find(url, token, data_dir).run(lambda c: c.get(f"/jobs/{job}")), jobs.show_job, as_json)
+
+
+@job_app.command("set")
+def job_set(
+    job: str, changes: list[str], url: Url = None, token: Token = None, data_dir: DataDir = None, as_json: AsJson = False
+) -> None:
+    """Change a running job: staleness_max=4, publish_every=2, budget.steps=400, budget.usd=20."""
+    jobs.change(find(url, token, data_dir), job, changes, as_json=as_json)
+
+
+def _steer(verb: str) -> Callable[..., None]:
+    def command(
+        job: str,
+        reason: Annotated[str, typer.Option(help="Kept with the state.")] = "",
+        url: Url = None,
+        token: Token = None,
+        data_dir: DataDir = None,
+        as_json: AsJson = False,
+    ) -> None:
+        result = find(url, token, data_dir).run(lambda c: c.post(f"/jobs/{job}/{verb}", {"reason": reason}))
+        _shown(result, jobs.show_state, as_json)
+
+    command.__doc__ = f"{verb.capitalize()} a job."
+    return command
+
+
+for _verb in ("pause", "resume", "cancel"):
+    job_app.command(_verb)(_steer(_verb))
+
+
+@job_app.command("events")
+def job_events(
+    job: str,
+    after: Annotated[int, typer.Option(help="Only events after this number.")] = 0,
+    url: Url = None,
+    token: Token = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Follow a job's events until it ends."""
+    jobs.follow(find(url, token, data_dir), job, after, as_json=as_json)
+
+
+@job_app.command("rollouts")
+def job_rollouts(
+    job: str,
+    step: Annotated[int | None, typer.Option(help="Trained in this step; default: the newest.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=500)] = 10,
+    url: Url = None,
+    token: Token = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Prompts, completions and rewards."""
+    query = {"limit": limit} | ({} if step is None else {"step": step})
+    _shown(find(url, token, data_dir).run(lambda c: c.get(f"/jobs/{job}/rollouts", query)), jobs.show_rollouts, as_json)
+
+
+@job_app.command("metrics")
+def job_metrics(
+    job: str,
+    name: Annotated[str | None, typer.Argument(help="A metric; without it the names are listed.")] = None,
+    url: Url = None,
+    token: Token = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time series."""
+    query = {"name": name} if name else {}
+    _shown(find(url, token, data_dir).run(lambda c: c.get(f"/jobs/{job}/metrics", query)), jobs.show_metrics, as_json)
+
+
+@job_app.command("checkpoints")
+def job_checkpoints(job: str, url: Url = None, token: Token = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Versions that can be downloaded."""
+    _shown(find(url, token, data_dir).run(lambda c: c.get(f"/jobs/{job}/checkpoints")), jobs.show_checkpoints, as_json)
+
+
+@job_app.command("download")
+def job_download(
+    job: str,
+    version: int,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder to write the Hugging Face files into.")],
+    url: Url = None,
+    token: Token = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Download a version as a Hugging Face directory."""
+    jobs.download(find(url, token, data_dir), job, version, out)
+
+
+@worker_app.command("list")
+def worker_list(url: Url = None, token: Token = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """The pool."""
+    _shown(find(url, token, data_dir).run(lambda c: c.get("/workers")), pool.show_workers, as_json)
+
+
+@worker_app.command("show")
+def worker_show(worker: str, url: Url = None, token: Token = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """One worker."""
+    _shown(find(url, token, data_dir).run(lambda c: c.get(f"/workers/{worker}")), pool.show_worker, as_json)
+
+
+def _order(verb: str) -> Callable[..., None]:
+    def command(
+        worker: str,
+        reason: Annotated[str, typer.Option(help="Shown to the owner.")] = "",
+        url: Url = None,
+        token: Token = None,
+        data_dir: DataDir = None,
+        as_json: AsJson = False,
+    ) -> None:
+        result = find(url, token, data_dir).run(lambda c: c.post(f"/workers/{worker}/{verb}", {"reason": reason}))
+        _shown(result, pool.show_state, as_json)
+
+    command.__doc__ = f"{verb.capitalize()} a worker."
+    return command
+
+
+for _verb in ("drain", "quarantine", "release"):
+    worker_app.command(_verb)(_order(_verb))
+
+
+@invite_app.command("create")
+def invite_create(
+    uses: Annotated[int, typer.Option(min=1, max=10000, help="Workers that may join with it.")] = 1,
+    owner: Annotated[str, typer.Option(help="Who owns the machines.")] = "operator",
+    hours: Annotated[float, typer.Option(help="Hours until it expires.")] = 168.0,
+    price_ceiling: Annotated[float | None, typer.Option(help="Highest USD per hour a worker may ask.")] = None,
+    job: Annotated[list[str] | None, typer.Option(help="Only these jobs; repeatable.")] = None,
+    url: Url = None,
+    token: Token = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make an invite; its code is shown once."""
+    body = pool.invite_body(uses=uses, owner=owner, hours=hours, price_ceiling=price_ceiling, jobs=job or [])
+    connection = find(url, token, data_dir)
+    _shown(connection.run(lambda c: c.post("/invites", body)), lambda reply: pool.show_invite_code(reply, connection.url), as_json)
+
+
+@invite_app.command("list")
+def invite_list(url: Url = None, token: Token = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """All invites."""
+    _shown(find(url, token, data_dir).run(lambda c: c.get("/invites")), pool.show_invites, as_json)
+
+
+@invite_app.command("revoke")
+def invite_revoke(invite: str, url: Url = None, token: Token = None, data_dir: DataDir = None) -> None:
+    """Revoke an invite; workers that joined stay."""
+    find(url, token, data_dir).run(lambda c: c.delete(f"/invites/{invite}"))
+    console.print(f"invite {invite} is revoked")
+
+
+@token_app.command("create")
+def token_create(
+    name: str,
+    role: Annotated[str, typer.Option(help="admin | author | viewer")] = "author",
+    code: Annotated[bool, typer.Option(help="May bring Python reward code.")] = False,
+    spend_limit: Annotated[float | None, typer.Option(help="USD over all of its jobs.")] = None,
+    url: Url = None,
+    token: Token = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a REST token; it is shown once."""
+    body = pool.token_body(name=name, role=role, code=code, spend_limit=spend_limit)
+    _shown(find(url, token, data_dir).run(lambda c: c.post("/tokens", body)), pool.show_token, as_json)
+
+
+@token_app.command("list")
+def token_list(url: Url = None, token: Token = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """All tokens, without their secrets."""
+    _shown(find(url, token, data_dir).run(lambda c: c.get("/tokens")), pool.show_tokens, as_json)
+
+
+@token_app.command("revoke")
+def token_revoke(token_id: str, url: Url = None, token: Token = None, data_dir: DataDir = None) -> None:
+    """Revoke a token."""
+    find(url, token, data_dir).run(lambda c: c.delete(f"/tokens/{token_id}"))
+    console.print(f"token {token_id} is revoked")
+
+
+def _shown(value: Any, show: Callable[[Any], None], as_json: bool) -> None:
+    if as_json:
+        show_json(value)
+    else:
+        show(value)

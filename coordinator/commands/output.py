@@ -1,0 +1,51 @@
+"""How commands speak: tables and words for people, one JSON document for scripts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pricing.money import uusd_to_usd
+
+console = Console()
+errors = Console(stderr=True)
+
+
+def show_json(value: Any) -> None:
+    """One JSON document on standard output."""
+    console.file.write(json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+
+def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table; an empty one says so."""
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    count = 0
+    for row in rows:
+        table.add_row(*("" if cell is None else str(cell) for cell in row))
+        count += 1
+    if count:
+        console.print(table)
+    else:
+        console.print(f"{title}: none")
+
+
+def when(seconds: float | None) -> str:
+    """A time for people, UTC."""
+    return "" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def dollars(uusd: int | None) -> str:
+    """Money for people."""
+    return "" if uusd is None else f"${uusd_to_usd(uusd):.4f}"
+
+
+def figure(value: float | None, digits: int = 3) -> str:
+    """A figure for people."""
+    return "" if value is None else f"{value:.{digits}f}"

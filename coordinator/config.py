@@ -1,0 +1,47 @@
+"""The coordinator's settings: the only reader of ECHO2_* variables. Options of `echo2 serve` override them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Everything `echo2 serve` can be told; each field is also the variable ECHO2_<FIELD>."""
+
+    model_config = SettingsConfigDict(env_prefix="ECHO2_", extra="ignore", frozen=True)
+
+    data_dir: Path = Field(Path("~/.local/share/echo2"), description="rows, blobs, pieces, checkpoints, keys")
+    database_url: SecretStr | None = Field(None, description="postgresql://...; unset: SQLite in data_dir")
+    host: str = "127.0.0.1"
+    port: int = Field(7700, ge=0, le=65535, description="0 picks a free port")
+    tls: Literal["off", "self-signed", "files"] = Field("off", description="off: loopback, or behind a proxy that ends TLS")
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    behind_proxy: bool = Field(False, description="allow plain HTTP on a public address because a proxy ends TLS")
+    roots: tuple[Path, ...] = Field((), description="folders that names in a job may resolve into")
+    heartbeat_s: float = Field(10.0, gt=0, le=300)
+    restart_grace_s: float = Field(60.0, ge=0, le=3600)
+    peer_networks: tuple[str, ...] = Field((), description="private networks (CIDR) that workers may dial peers in")
+    grader_processes: int = Field(2, ge=1, le=64)
+    max_running_jobs: int = Field(1, ge=1, le=64)
+    minimum_free_bytes: int = Field(256 << 20, ge=0, description="below it jobs pause before anything can be lost")
+    allow_scripted: bool = Field(False, description="accept scripted engines (tests and load runs)")
+    metrics_token: SecretStr | None = Field(None, description="lets /metrics be read from other hosts")
+    crash_at: str | None = Field(None, description="crash tests: kill this process at commit point NAME:COUNT")
+    learner_crash_at: str | None = Field(None, description="crash tests: kill the learner at commit point NAME:COUNT")
+
+    @property
+    def home(self) -> Path:
+        """The data directory, absolute."""
+        return self.data_dir.expanduser().resolve()
+
+    @property
+    def store_url(self) -> str:
+        """Where rows live."""
+        if self.database_url is not None:
+            return self.database_url.get_secret_value()
+        return f"sqlite:///{self.home / 'echo2.sqlite3'}"

@@ -1,0 +1,202 @@
+"""`echo2 demo`: makes the model, starts everything on loopback, shows it live, writes the report and the picture."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.live import Live
+
+from coordinator.commands.connection import Connection, find
+from coordinator.commands.job_file import upload_names
+from coordinator.commands.output import console, errors, show_json
+from coordinator.demo import picture, report
+from coordinator.demo.job import DemoOptions, demo_job
+from coordinator.demo.processes import Child, DemoFailed, program
+from coordinator.demo.view import view
+from coordinator.rest_client import RequestFailed, RestClient
+
+READY_S = 60.0
+POLL_S = 0.5
+LIMIT_S = 6 * 3600.0
+PRICES = (0.12, 0.20, 0.35, 0.00, 0.48, 0.27)  # USD per hour; one volunteer
+ENDED = ("completed", "failed", "cancelled")
+SERIES = ("reward/all/mean", "eval/all/mean", "time/step", "time/wait_for_batch")
+
+
+def run_demo(options: DemoOptions) -> None:
+    """Run it; exit code 1 when the job did not complete."""
+    out = options.out.resolve()
+    work = out / "work"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    say = errors if options.as_json else console
+    model = options.model.resolve() if options.model else _make_model(work / "model", options.seed, say)
+    children: list[Child] = []
+    try:
+        told = asyncio.run(_Demo(options, work, model, children).run())
+    finally:
+        for child in reversed(children):
+            child.ask_to_end()
+        for child in reversed(children):
+            child.end()
+    result = report.build(told)
+    (out / "report.json").write_text(json.dumps(result, indent=2) + "\n")
+    picture.draw(result, told.series, out / "report.png")
+    _say(result, out, options, say)
+    if result["state"] != "completed":
+        raise typer.Exit(1)
+
+
+def _make_model(directory: Path, seed: int, say: Any) -> Path:
+    """The toy of the README, trained from scratch by its own command."""
+    say.print("making the toy model: 0.3 M parameters, taught by a sloppy teacher so that there is something to gain")
+    command = [
+        str(Path(program("echo2")).parent / "python"),
+        "-m",
+        "coordinator.learner.warm_start",
+        "--out",
+        str(directory),
+        "--seed",
+        str(seed + 1),
+    ]
+    child = Child("model", command, directory.parent / "model.log")
+    try:
+        while child.ended is None:
+            time.sleep(POLL_S)
+    finally:
+        child.end()
+    if child.ended != 0:
+        raise DemoFailed(f"the model could not be made: {child.last_words()}")
+    say.print(f"  {child.last_words()}")
+    return directory
+
+
+class _Demo:
+    """The processes and what is read from them."""
+
+    def __init__(self, options: DemoOptions, work: Path, model: Path, children: list[Child]) -> None:
+        self._options = options
+        self._work = work
+        self._model = model
+        self._children = children
+        self._workers: list[Child] = []
+        self._killed: str | None = None
+
+    async def run(self) -> report.Told:
+        begun = time.monotonic()
+        self._serve()
+        connection = await self._ready()
+        async with connection.client() as client:
+            job = demo_job(self._options, str(self._model))
+            await upload_names(client, job, Path.cwd())
+            job_id = (await client.post("/jobs", job))["id"]
+            invite = await client.post("/invites", {"max_uses": self._options.workers, "owner": "demo", "jobs": [job_id]})
+            for place in range(self._options.workers):
+                self._join(place, connection, invite["code"])
+            with Live(console=errors if self._options.as_json else console, refresh_per_second=4, transient=False) as live:
+                await self._follow(client, job_id, live, begun)
+            return await self._told(client, job_id, time.monotonic() - begun)
+
+    def _serve(self) -> None:
+        command = [program("echo2"), "serve", "--data-dir", str(self._work / "coordinator"), "--port", "0", "--tls", "self-signed"]
+        variables = {"ECHO2_HEARTBEAT_S": "2", "ECHO2_PEER_NETWORKS": '["127.0.0.0/8"]'}
+        self._children.append(Child("coordinator", command, self._work / "coordinator.log", variables))
+
+    async def _ready(self) -> Connection:
+        home = self._work / "coordinator"
+        until = time.monotonic() + READY_S
+        while not (home / "serve.json").exists():
+            if self._children[0].ended is not None or time.monotonic() > until:
+                raise DemoFailed(f"the coordinator did not start: {self._children[0].last_words()}")
+            await asyncio.sleep(0.1)
+        return find(None, None, home)
+
+    def _join(self, place: int, connection: Connection, code: str) -> None:
+        name = f"worker-{place + 1}"
+        command = [program("echo2-worker"), "join", connection.url, "--name", name, "--price", f"{PRICES[place % len(PRICES)]:.2f}"]
+        command += ["--state-dir", str(self._work / name), "--engine", "torch", "--peer-host", "127.0.0.1", "--peer-port", "0"]
+        child = Child(name, command, self._work / f"{name}.log", {"ECHO2_INVITE": code})
+        self._children.append(child)
+        self._workers.append(child)
+
+    async def _follow(self, client: RestClient, job_id: str, live: Live, begun: float) -> None:
+        until = time.monotonic() + LIMIT_S
+        while True:
+            job = await client.get(f"/jobs/{job_id}")
+            workers = (await client.get("/workers"))["workers"]
+            rewards = await _points(client, job_id, "reward/all/mean")
+            live.update(view(job, workers, rewards, time.monotonic() - begun))
+            if job["state"] in ENDED:
+                return
+            if job["state"] == "paused":
+                raise DemoFailed(f"the job paused itself: {job['reason']}")
+            self._kill_if_due(job)
+            self._check_children(until)
+            await asyncio.sleep(POLL_S)
+
+    def _kill_if_due(self, job: Mapping[str, Any]) -> None:
+        due = self._options.kill_a_worker and self._killed is None and job["committed_steps"] >= max(1, self._options.steps // 3)
+        if due:
+            self._killed = self._workers[0].name
+            self._workers[0].kill()
+
+    def _check_children(self, until: float) -> None:
+        if time.monotonic() > until:
+            raise DemoFailed(f"the demo did not end within {LIMIT_S:.0f} s; logs are in {self._work}")
+        for child in self._children:
+            if child.ended is not None and child.name != self._killed:
+                raise DemoFailed(f"{child.name} ended with code {child.ended}: {child.last_words()}; its log is {child.log}")
+
+    async def _told(self, client: RestClient, job_id: str, wall_s: float) -> report.Told:
+        job = await client.get(f"/jobs/{job_id}")
+        pool = (await client.get("/workers"))["workers"]
+        workers = [await client.get(f"/workers/{worker['id']}") for worker in sorted(pool, key=lambda w: str(w["name"]))]
+        series = {name: await _points(client, job_id, name) for name in SERIES}
+        return report.Told(job, workers, series, await client.get(f"/jobs/{job_id}/audit"), wall_s, self._killed)
+
+
+async def _points(client: RestClient, job_id: str, name: str) -> list[tuple[int, float]]:
+    try:
+        reply = await client.get(f"/jobs/{job_id}/metrics", {"name": name, "limit": 10000})
+    except RequestFailed as failed:
+        if failed.status == 404:
+            return []
+        raise
+    return [(point["step"], point["value"]) for point in reply["points"] if point["value"] is not None]
+
+
+def _say(result: Mapping[str, Any], out: Path, options: DemoOptions, say: Any) -> None:
+    if options.as_json:
+        show_json(result)
+        return
+    if result["state"] != "completed":
+        say.print(f"[bold red]the job is {result['state']}[/]: {result['reason']}")
+        return
+    for line in summary(result):
+        say.print(line, highlight=False)
+    say.print(f"report: {out / 'report.json'}\npicture: {out / 'report.png'}", highlight=False, soft_wrap=True)
+
+
+def summary(result: Mapping[str, Any]) -> Sequence[str]:
+    """The report in a few lines."""
+
+    def shown(value: float | None, style: str = ".3f") -> str:
+        return "not measured" if value is None else format(value, style)
+
+    rejected = ", ".join(f"{reason} {count}" for reason, count in result["rejected"].items()) or "none"
+    return (
+        f"[bold]reward[/] {shown(result['reward_first10'])} -> {shown(result['reward_last10'])} (sampled, first and last 10 steps); "
+        f"greedy held-out {shown(result['greedy_before'])} -> {shown(result['greedy_after'])}",
+        f"[bold]staleness[/] at most {result['max_staleness']} of {result['S']} allowed: {result['staleness_histogram']}",
+        f"[bold]learner[/] busy {shown(result['learner_utilisation'], '.0%')}; {result['workers_contributing']} workers contributed; "
+        f"{result['admitted']} rollouts trained; not trained: {rejected}",
+        f"[bold]weights[/] {result['bytes_to_workers'] / 1e6:.1f} MB to workers, {result['bytes_from_peers'] / 1e6:.1f} MB of them from peers; "
+        f"simulated cost ${result['simulated_cost_usd']:.4f}; audit {'sound' if result['audit_ok'] else 'BROKEN'}; {result['wall_s']:.0f} s",
+    )

@@ -1,0 +1,111 @@
+"""What a data plane environment is: prompts per (split, index), and scores for completions of one prompt.
+
+No framework types, and nothing here does I/O: environments run inside a jailed process and are asked one thing at a time.
+Outcomes are law: an exception, a time-out or a crash is an outcome of its own and never a score of 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+SPLITS = ("train", "eval")
+DETAIL_LIMIT_CHARS = 500
+
+Message = Mapping[str, Any]
+PromptValue = str | list[Message]
+
+
+class EnvironmentBroken(Exception):
+    """The environment cannot serve: the message names the field or file, what was found, and the fix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Score of one completion. `kind` is scored | unscored | failed | timeout; `reward` is set only if scored."""
+
+    kind: str
+    reward: float | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Outcomes of the completions of one prompt, in order.
+
+    `is_spent` asks for a fresh process: what ran may have left this one unfit (memory, exit, recursion).
+    """
+
+    outcomes: list[Outcome]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    is_spent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One generated sequence: the token ids as sampled and their text without special tokens."""
+
+    token_ids: Sequence[int]
+    text: str
+
+
+class Environment(Protocol):
+    """One kind of task. Sizes are None for endless splits, 0 for a split that does not exist."""
+
+    def size(self, split: str) -> int | None: ...
+
+    def prompt(self, split: str, index: int) -> PromptValue:
+        """The prompt as text, or as chat messages. Raises IndexError outside the split."""
+        ...
+
+    def score(self, split: str, index: int, completions: Sequence[Completion]) -> Scores:
+        """Outcomes of completions of that prompt, in order; what goes wrong inside is an outcome, not an exception."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentSpec:
+    """All that a child needs to build its environment; travels as plain JSON. Paths are absolute."""
+
+    type: str
+    seed: int
+    tokenizer_dir: str
+    train: str | None = None
+    eval: str | None = None
+    code: str | None = None
+    prompt_column: str = "prompt"
+    answer_column: str = "answer"
+    system_prompt: str | None = None
+    use_chat_template: bool = False
+
+    @property
+    def runs_author_code(self) -> bool:
+        """Whether loading the environment executes a file that the job's author brought."""
+        return self.type.startswith("python:")
+
+    def to_json(self) -> dict[str, object]:
+        """A JSON object with the fields' names."""
+        return asdict(self)
+
+
+def scored(reward: float) -> Outcome:
+    """A finite score; anything else is `failed`, as training on it would poison the group."""
+    if not math.isfinite(reward):
+        return Outcome("failed", None, f"the reward is {reward}; return a finite number, or None for 'does not apply'")
+    return Outcome("scored", float(reward))
+
+
+def bounded(words: str, limit: int = DETAIL_LIMIT_CHARS) -> str:
+    """Words of at most `limit` characters, cut in the middle so that both ends stay readable."""
+    if len(words) <= limit:
+        return words
+    half = (limit - 5) // 2
+    return f"{words[:half]} ... {words[-half:]}"
+
+
+def check_index(split: str, index: int, size: int | None) -> None:
+    """Raise IndexError in words when `index` is outside a split of `size` prompts."""
+    if index < 0 or (size is not None and index >= size):
+        raise IndexError(f"prompt {index} of split {split!r} does not exist: the split holds {size if size is not None else 'endless'} prompts")

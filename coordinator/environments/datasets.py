@@ -1,0 +1,195 @@
+"""Rows of a dataset file: JSON Lines or Parquet, with limits, and errors that name file, row, column and fix.
+
+A JSONL file is read once to check every line and then by offset, so that memory does not grow with the text. A Parquet file's
+declared sizes are checked before a column is decoded. A prompt is text, or a list of chat messages.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from coordinator.environments.base import EnvironmentBroken, PromptValue
+
+FILE_LIMIT_BYTES = 1 << 30
+LINE_LIMIT_BYTES = 4 << 20
+ROWS_LIMIT = 2_000_000
+PARQUET_LIMIT_BYTES = 512 << 20
+DEFAULT_PROMPT_COLUMN = "prompt"
+QUESTION_COLUMN = "question"
+_SUFFIX_PARQUET = b"PAR1"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row: where it stands (for error words) and its columns."""
+
+    place: str
+    values: dict[str, Any]
+
+
+class Table(Protocol):
+    """Rows by index."""
+
+    def __len__(self) -> int: ...
+
+    def row(self, index: int) -> Row: ...
+
+
+RowCheck = Callable[[Row], None]
+
+
+class Dataset:
+    """The rows of one split, each with a valid prompt.
+
+    Every row is checked when the file is opened, by `check` too; a bad row stops the job before it costs money.
+    """
+
+    def __init__(self, path: Path, *, prompt_column: str, check: RowCheck | None = None) -> None:
+        self._table = open_table(path)
+        if len(self._table) == 0:
+            raise EnvironmentBroken(f"{path.name} holds no rows: give a file with at least one")
+        self.prompt_column = _prompt_column(self._table.row(0), prompt_column)
+        self.columns = tuple(self._table.row(0).values)
+        for index in range(len(self._table)):
+            row = self._table.row(index)
+            prompt_of(row, self.prompt_column)
+            if check is not None:
+                check(row)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def row(self, index: int) -> Row:
+        """Raises IndexError outside the file."""
+        if not 0 <= index < len(self._table):
+            raise IndexError(f"prompt {index} does not exist: the file holds {len(self._table)} rows")
+        return self._table.row(index)
+
+    def prompt(self, index: int) -> PromptValue:
+        return prompt_of(self.row(index), self.prompt_column)
+
+
+def open_table(path: Path) -> Table:
+    """Open a file by its content: Parquet by its magic, else JSON Lines. Raises EnvironmentBroken."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise EnvironmentBroken(f"{path.name} cannot be read: {error.strerror}; check the name and the file's permissions") from error
+    if size > FILE_LIMIT_BYTES:
+        raise EnvironmentBroken(f"{path.name} holds {size} bytes, above the limit of {FILE_LIMIT_BYTES}: split it or drop columns")
+    return _ParquetTable(path) if magic == _SUFFIX_PARQUET else _JsonLines(path)
+
+
+def prompt_of(row: Row, column: str) -> PromptValue:
+    """The prompt of a row. Raises EnvironmentBroken."""
+    if column not in row.values:
+        raise EnvironmentBroken(
+            f"{row.place}: no column {column!r} (columns: {', '.join(sorted(row.values))}); set environment.prompt_column"
+        )
+    value = row.values[column]
+    if isinstance(value, str) and value:
+        return value
+    if isinstance(value, list) and value and all(_is_message(item) for item in value):
+        return value
+    raise EnvironmentBroken(
+        f"{row.place}: column {column!r} holds {str(value)[:60]!r}; a prompt is non-empty text, or a list of messages "
+        'such as {"role": "user", "content": "..."}'
+    )
+
+
+def _is_message(value: object) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("role"), str) and isinstance(value.get("content"), (str, list))
+
+
+def _prompt_column(first: Row, wanted: str) -> str:
+    """The configured column; with the default name, `question` serves where there is no `prompt` (as in GSM8K)."""
+    if wanted == DEFAULT_PROMPT_COLUMN and wanted not in first.values and QUESTION_COLUMN in first.values:
+        return QUESTION_COLUMN
+    return wanted
+
+
+class _JsonLines:
+    """Offsets of the non-blank lines; a row is parsed again when asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._name = path.name
+        self._offsets = array("Q")
+        self._lines = array("L")
+        self._file = path.open("rb")
+        self._index()
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def row(self, index: int) -> Row:
+        self._file.seek(self._offsets[index])
+        return self._parse(self._file.readline(LINE_LIMIT_BYTES), self._lines[index])
+
+    def _index(self) -> None:
+        offset = 0
+        number = 0
+        while line := self._file.readline(LINE_LIMIT_BYTES):
+            number += 1
+            self._check_length(line, number)
+            if line.strip():
+                self._offsets.append(offset)
+                self._lines.append(number)
+            offset += len(line)
+        if len(self._offsets) > ROWS_LIMIT:
+            raise EnvironmentBroken(f"{self._name} holds {len(self._offsets)} rows, above the limit of {ROWS_LIMIT}: split it")
+
+    def _check_length(self, line: bytes, number: int) -> None:
+        if len(line) == LINE_LIMIT_BYTES and not line.endswith(b"\n"):
+            raise EnvironmentBroken(
+                f"{self._name} line {number} is longer than {LINE_LIMIT_BYTES} bytes: shorten it (one JSON object a line)"
+            )
+
+    def _parse(self, line: bytes, number: int) -> Row:
+        place = f"{self._name} line {number}"
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise EnvironmentBroken(f"{place} is not JSON: {error}; each line must be one JSON object") from error
+        if not isinstance(values, dict):
+            raise EnvironmentBroken(f"{place} holds {type(values).__name__}; each line must be one JSON object with named columns")
+        return Row(place, values)
+
+
+class _ParquetTable:
+    """A Parquet file in memory, in Arrow's layout."""
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self._name = path.name
+        try:
+            with pq.ParquetFile(io.BytesIO(path.read_bytes())) as file:
+                self._check(file.metadata)
+                self._table = file.read(use_threads=False)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise EnvironmentBroken(f"{path.name} is not a readable Parquet file: {error}; write it again") from error
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def row(self, index: int) -> Row:
+        return Row(f"{self._name} row {index}", self._table.slice(index, 1).to_pylist()[0])
+
+    def _check(self, metadata: Any) -> None:
+        """Limits on what the file declares, before anything is decoded."""
+        size = sum(metadata.row_group(place).total_byte_size for place in range(metadata.num_row_groups))
+        if metadata.num_rows > ROWS_LIMIT:
+            raise EnvironmentBroken(f"{self._name} holds {metadata.num_rows} rows, above the limit of {ROWS_LIMIT}: split it")
+        if size > PARQUET_LIMIT_BYTES:
+            raise EnvironmentBroken(
+                f"{self._name} unpacks to {size} bytes, above the limit of {PARQUET_LIMIT_BYTES}: split it or drop columns"
+            )

@@ -1,0 +1,122 @@
+r"""Numbers in prose, compared exactly: a small parser of its own, so that nothing a model writes is ever evaluated.
+
+Grammar, spaces ignored where a person would: an optional sign, an optional currency sign, then digits with or without
+thousands separators (``1,234`` or LaTeX ``1{,}234``), an optional decimal part, an optional exponent of at most three digits;
+``a/b``, ``\frac{a}{b}`` and the mixed ``2 1/2``; an optional ``%`` (also ``\%``). A minus after a digit, a letter or a closing
+bracket is a hyphen or a subtraction, not a sign. Values are fractions: ``0.50`` equals ``1/2``, ``1,000`` equals ``1000.0``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+DIGITS_LIMIT = 400
+
+_PLAIN = r"(?:\d{1,3}(?:,\d{3}){1,40}(?![\d])|\d+)(?:\.\d+)?(?:[eE][+-]?\d{1,3}(?![\d]))?|(?<![\d.])\.\d+(?:[eE][+-]?\d{1,3}(?![\d]))?"
+_SIGN = r"(?:(?<![\w)\]}])[-+−])?"
+_NUMBER = re.compile(
+    rf"(?P<sign>{_SIGN})(?:\\?[$€£]\s?(?P<money_sign>[-−]?))?"
+    rf"(?:\\[dt]?frac\{{\s*(?P<top_sign>[-−]?)(?P<top>{_PLAIN})\s*\}}\{{\s*(?P<bottom>{_PLAIN})\s*\}}"
+    rf"|(?P<whole>\d{{1,40}}) (?P<part>\d{{1,40}})/(?P<of>\d{{1,40}})(?![\d/])"
+    rf"|(?P<plain>{_PLAIN})(?:\s?/\s?(?P<over>{_PLAIN}))?)"
+    r"(?P<percent>\s?\\?%)?",
+    re.ASCII,
+)
+_BOXED = "\\boxed{"
+_HASHES = "####"
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """An exact value; `is_percent` when a percent sign followed (the value is the figure before it)."""
+
+    value: Fraction
+    is_percent: bool = False
+
+
+def matches(answer: Number, reference: Number) -> bool:
+    """Exactly equal. When one side alone bears a percent sign it may be a mere unit (60 % for 60) or a scale (60 % for 0.6)."""
+    if answer.value == reference.value:
+        return True
+    if answer.is_percent == reference.is_percent:
+        return False
+    percent, plain = (answer, reference) if answer.is_percent else (reference, answer)
+    return percent.value == plain.value * 100
+
+
+def numbers(text: str) -> Iterator[Number]:
+    """All numbers of a text, in order."""
+    for found in _NUMBER.finditer(text.replace("{,}", ",")):
+        value = _value(found)
+        if value is not None:
+            yield Number(value, found["percent"] is not None)
+
+
+def last_number(text: str) -> Number | None:
+    """The last number of a text, or None."""
+    last = None
+    for number in numbers(text):
+        last = number
+    return last
+
+
+def final_number(text: str) -> Number | None:
+    """The number a text gives as its answer: after the last ``####``, else in the last box, else the last one."""
+    for part in (_after_hashes(text), _in_box(text)):
+        number = last_number(part)
+        if number is not None:
+            return number
+    return last_number(text)
+
+
+def _after_hashes(text: str) -> str:
+    """What follows the last ``####``, up to the end of the first line that holds anything."""
+    _, mark, rest = text.rpartition(_HASHES)
+    return rest.lstrip().partition("\n")[0] if mark else ""
+
+
+def _in_box(text: str) -> str:
+    """The contents of the last ``\\boxed{...}``, braces balanced; an unclosed box reaches to the end."""
+    _, mark, rest = text.rpartition(_BOXED)
+    if not mark:
+        return ""
+    depth = 1
+    for place, letter in enumerate(rest):
+        depth += (letter == "{") - (letter == "}")
+        if depth == 0:
+            return rest[:place]
+    return rest
+
+
+def _value(found: re.Match[str]) -> Fraction | None:
+    """The exact value of a match; None for a zero denominator or for more digits than anyone means."""
+    if len(found[0]) > DIGITS_LIMIT:
+        return None
+    size = _size(found)
+    if size is None:
+        return None
+    signs = [found["sign"], found["money_sign"], found["top_sign"]]
+    return -size if sum(sign in ("-", "−") for sign in signs if sign) % 2 else size
+
+
+def _size(found: re.Match[str]) -> Fraction | None:
+    if found["top"] is not None:
+        return _ratio(found["top"], found["bottom"])
+    if found["whole"] is not None:
+        part = _ratio(found["part"], found["of"])
+        return None if part is None else _plain(found["whole"]) + part
+    if found["over"] is not None:
+        return _ratio(found["plain"], found["over"])
+    return _plain(found["plain"])
+
+
+def _ratio(top: str, bottom: str) -> Fraction | None:
+    divisor = _plain(bottom)
+    return None if divisor == 0 else _plain(top) / divisor
+
+
+def _plain(digits: str) -> Fraction:
+    return Fraction(digits.replace(",", ""))

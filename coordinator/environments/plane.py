@@ -1,0 +1,218 @@
+"""The data plane of one job: prompts and scores from jailed children, and what went wrong as outcomes of its own.
+
+A completion is scored only if a child said so in time. A hung or crashed grading is `timeout` or `failed` for the completions of that
+request, never a score; their share is watched, and `alarm()` says when it passes the limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coordinator.environments.base import SPLITS, EnvironmentBroken, EnvironmentSpec, bounded
+from coordinator.environments.jail import JailLimits, JailReport
+from coordinator.environments.link import LinkBroken
+from coordinator.environments.pool import Pool, PoolFull, PoolSettings
+from coordinator.environments.process import ChildLost
+from coordinator.service.ports import EnvironmentInfo, Graded, Prompt
+from coordinator.wire.job import EnvironmentConfig
+
+__all__ = ["DataPlaneSpec", "EnvironmentBroken", "JailedDataPlane", "PoolFull"]
+
+OUTCOMES = ("scored", "unscored", "failed", "timeout")
+ALARM_WINDOW = 1000
+ALARM_LEAST = 32
+ALARM_SHARE = 0.05
+PROMPTS_TIMEOUT_S = 60.0
+DECODE_TIMEOUT_S = 30.0
+BYTES_PER_TOKEN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class DataPlaneSpec:
+    """A job's environment with every name resolved to a file on this host (None: absent)."""
+
+    environment: EnvironmentConfig
+    seed: int
+    tokenizer_dir: Path
+    train: Path | None = None
+    eval: Path | None = None
+    code: Path | None = None
+
+    def for_child(self) -> EnvironmentSpec:
+        """The plain values that a child needs; paths are made absolute."""
+        config = self.environment
+        return EnvironmentSpec(
+            type=config.type,
+            seed=self.seed,
+            tokenizer_dir=str(self.tokenizer_dir.resolve()),
+            train=_text(self.train),
+            eval=_text(self.eval),
+            code=_text(self.code),
+            prompt_column=config.prompt_column,
+            answer_column=config.answer_column,
+            system_prompt=config.system_prompt,
+            use_chat_template=config.use_chat_template,
+        )
+
+
+class JailedDataPlane:
+    """Implements `service.ports.DataPlane`.
+
+    `jail` is the report of what confines the children, set by `start`.
+    """
+
+    def __init__(
+        self,
+        spec: DataPlaneSpec,
+        *,
+        processes: int = 2,
+        limits: JailLimits | None = None,
+        settings: PoolSettings | None = None,
+    ) -> None:
+        self._grade_timeout_s = spec.environment.grade_timeout_s
+        chosen = settings or PoolSettings(processes=processes)
+        self._pool = Pool(spec.for_child(), limits or JailLimits(), chosen)
+        self._recent: deque[str] = deque(maxlen=ALARM_WINDOW)
+        self._last_words = ""
+        self._metrics: dict[str, float] = {}
+        self.jail = JailReport()
+
+    async def start(self) -> EnvironmentInfo:
+        """Start the children. Raises EnvironmentBroken in words."""
+        child = await self._pool.start()
+        self.jail = child.jail
+        info = child.info
+        return EnvironmentInfo(
+            train_prompts=info["train_prompts"],
+            eval_prompts=info["eval_prompts"],
+            vocab_size=info["vocab_size"],
+            stop_token_ids=tuple(info["stop_token_ids"]),
+        )
+
+    async def prompts(self, split: str, indices: Sequence[int]) -> list[Prompt]:
+        """Rendered prompts, in order. Raises EnvironmentBroken, PoolFull; ValueError for an unknown split."""
+        _check_split(split)
+        request = {"do": "prompts", "split": split, "indices": list(indices)}
+        answer = await self._ask_twice(request, size=16 * len(indices))
+        if "error" in answer:
+            raise EnvironmentBroken(f"prompts of split {split!r} could not be made: {answer['error']}")
+        return [Prompt(int(index), tuple(ids), _storable(text)) for index, ids, text in answer["prompts"]]
+
+    async def grade(self, split: str, index: int, completions: Sequence[Sequence[int]]) -> list[Graded]:
+        """Outcomes of completions of one prompt, in order. Raises PoolFull when the queue's bound is reached."""
+        _check_split(split)
+        if not completions:
+            return []
+        ids = [[int(token) for token in completion] for completion in completions]
+        size = BYTES_PER_TOKEN * sum(map(len, ids))
+        request = {"do": "grade", "split": split, "index": index, "completions": ids}
+        try:
+            answer = await self._pool.ask(request, size=size, timeout_s=self._grade_timeout_s)
+            graded = self._read(answer, len(ids))
+        except ChildLost as lost:
+            graded = await self._unanswered("timeout" if lost.is_timeout else "failed", str(lost), ids, size)
+        except LinkBroken as error:
+            graded = [Graded("failed", None, "", bounded(str(error))) for _ in ids]
+        self._note(graded)
+        return graded
+
+    async def close(self) -> None:
+        """Kill the children. Idempotent."""
+        await self._pool.close()
+
+    @property
+    def restarts(self) -> int:
+        """Children started to replace another."""
+        return self._pool.restarts
+
+    def outcome_shares(self) -> dict[str, float]:
+        """Share of each outcome over the last completions (at most 1,000); all zero before the first."""
+        counts = Counter(self._recent)
+        total = max(1, len(self._recent))
+        return {outcome: counts[outcome] / total for outcome in OUTCOMES}
+
+    def alarm(self) -> str | None:
+        """Words when too many of the last completions could not be graded; None while all is well."""
+        shares = self.outcome_shares()
+        lost = shares["failed"] + shares["timeout"]
+        if len(self._recent) < ALARM_LEAST or lost <= ALARM_SHARE:
+            return None
+        return (
+            f"{lost:.0%} of the last {len(self._recent)} completions could not be graded ({shares['failed']:.0%} failed, "
+            f"{shares['timeout']:.0%} timed out; limit {ALARM_SHARE:.0%}); last: {self._last_words}"
+        )
+
+    def reward_metrics(self) -> dict[str, float]:
+        """The latest value of each metric that the reward function logged."""
+        return dict(self._metrics)
+
+    async def _ask_twice(self, request: dict[str, Any], *, size: int) -> dict[str, Any]:
+        """Prompts are pure: when a child is lost, another is asked once."""
+        try:
+            return await self._pool.ask(request, size=size, timeout_s=PROMPTS_TIMEOUT_S)
+        except ChildLost:
+            pass
+        try:
+            return await self._pool.ask(request, size=size, timeout_s=PROMPTS_TIMEOUT_S)
+        except ChildLost as lost:
+            raise EnvironmentBroken(f"prompts could not be made: {lost}") from lost
+
+    async def _unanswered(self, outcome: str, words: str, ids: list[list[int]], size: int) -> list[Graded]:
+        """Outcomes of a request that took its child along; the text, at least, is for the author to see."""
+        try:
+            answer = await self._pool.ask({"do": "decode", "completions": ids}, size=size, timeout_s=DECODE_TIMEOUT_S)
+            texts = [_storable(text) for text in answer.get("texts", [])]
+        except (ChildLost, PoolFull, TypeError):
+            texts = []
+        texts += [""] * (len(ids) - len(texts))
+        return [Graded(outcome, None, text, bounded(words)) for text in texts[: len(ids)]]
+
+    def _read(self, answer: dict[str, Any], count: int) -> list[Graded]:
+        """A child's answer, checked field by field: it may have run author code."""
+        if "error" in answer:
+            return [Graded("failed", None, "", bounded(_storable(answer["error"]))) for _ in range(count)]
+        try:
+            graded = [_graded(*values) for values in answer["graded"]]
+            metrics = {_storable(name): float(value) for name, value in answer["metrics"].items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            return [Graded("failed", None, "", bounded(f"the grading process gave a bad answer: {error!r}")) for _ in range(count)]
+        if len(graded) != count:
+            return [Graded("failed", None, "", f"{len(graded)} outcomes came for {count} completions") for _ in range(count)]
+        self._metrics.update(metrics)
+        return graded
+
+    def _note(self, graded: Sequence[Graded]) -> None:
+        self._recent.extend(one.outcome for one in graded)
+        words = next((one.detail for one in graded if one.outcome in ("failed", "timeout")), None)
+        if words is not None:
+            self._last_words = words
+
+
+def _graded(outcome: object, reward: object, text: object, detail: object) -> Graded:
+    """Raises TypeError or ValueError unless the values keep what `Graded` promises."""
+    if outcome not in OUTCOMES:
+        raise ValueError(f"outcome {outcome!r}")
+    if (outcome == "scored") != isinstance(reward, float) or (isinstance(reward, float) and not math.isfinite(reward)):
+        raise ValueError(f"reward {reward!r} with outcome {outcome!r}")
+    return Graded(str(outcome), reward if isinstance(reward, float) else None, _storable(text), bounded(_storable(detail)))
+
+
+def _storable(text: object) -> str:
+    """Text that UTF-8 and every database can hold: no lone surrogates, no NUL."""
+    if not isinstance(text, str):
+        raise TypeError(f"text is {type(text).__name__}")
+    return text.encode("utf-8", "replace").decode().replace("\x00", "�")
+
+
+def _check_split(split: str) -> None:
+    if split not in SPLITS:
+        raise ValueError(f"split is {split!r}; it must be one of {', '.join(SPLITS)}")
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path.resolve())

@@ -1,0 +1,46 @@
+"""What the learner refuses, as one tree; each error carries the `code` and `fatal` of its `Failed` answer.
+
+LearnerError
+├── RequestRefused      the request does not fit the learner's state (fence, step, order): nothing changed
+├── BatchInvalid        the batch file is not what the request says it is: nothing changed
+├── ModelRefused        the model directory cannot be trained here: the process ends
+└── CheckpointInvalid   the checkpoint is not whole, or belongs to another job: the process ends
+"""
+
+from __future__ import annotations
+
+
+class LearnerError(Exception):
+    """Base. `fatal` says that the learner is of no use afterwards and ends."""
+
+    code = "learner"
+    fatal = True
+
+
+class RequestRefused(LearnerError):
+    """A request that must not be carried out now; `code` says which rule it breaks."""
+
+    fatal = False
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class BatchInvalid(LearnerError):
+    """The file breaks BATCH_FORMAT, or is not the one the request names."""
+
+    code = "bad_batch"
+    fatal = False
+
+
+class ModelRefused(LearnerError):
+    """The directory holds no model of an allow-listed architecture, or not all of it."""
+
+    code = "bad_model"
+
+
+class CheckpointInvalid(LearnerError):
+    """The checkpoint cannot be resumed exactly."""
+
+    code = "bad_checkpoint"

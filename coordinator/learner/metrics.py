@@ -1,0 +1,133 @@
+"""What a step reports: prime-rl's names, with TRL's for the figures people look up first. Pure.
+
+Rewards, lengths and truncation are raw: over all rollouts of the batch, before any filter. Token figures are over all
+completion tokens that were forwarded, shares of stopped tokens over the trained ones. A mean over nothing is left out,
+not reported as 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coordinator.learner.batch_file import Batch
+from coordinator.learner.collate import MicroBatch
+from coordinator.learner.losses import LossTerms
+
+ALIASES = {
+    "reward/all/mean": "reward",
+    "reward/all/std": "reward_std",
+    "mismatch_kl/all/mean": "kl",
+    "entropy/all/mean": "entropy",
+    "zero_variance/mean": "frac_reward_zero_std",
+    "seq_len/all/mean": "completions/mean_length",
+    "is_truncated/all/mean": "completions/clipped_ratio",
+    "is_masked_low/mean": "clip_ratio/low_mean",
+    "is_masked_high/mean": "clip_ratio/high_mean",
+    "is_masked/mean": "clip_ratio/region_mean",
+    "optim/grad_norm": "grad_norm",
+    "optim/lr": "learning_rate",
+}
+ZERO_VARIANCE_TOLERANCE = 1e-6
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums over the micro-batches of one step, in float64."""
+
+    loss: float = 0.0
+    tokens: float = 0.0
+    entropy: float = 0.0
+    mismatch_kl: float = 0.0
+    mismatch_kl_max: float = 0.0
+    trained: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    dropped: float = 0.0
+    trained_rollouts: float = 0.0
+    ratio: float = 0.0
+    ratio_squared: float = 0.0
+
+    def add(self, micro: MicroBatch, terms: LossTerms, logprobs: Tensor, entropy: Tensor) -> None:
+        """Count one micro-batch. `logprobs` and `entropy` are [b, c], without gradient."""
+        log_ratio = (logprobs.double() - micro.sampler.double())[micro.present]
+        mismatch = torch.exp(log_ratio) - log_ratio - 1
+        trained = micro.weights > 0
+        ratio = torch.exp((logprobs.double() - micro.sampler.double())[trained & ~terms.dropped[:, None]])
+        self.loss += float(terms.loss.detach())
+        self.tokens += float(micro.present.sum())
+        self.entropy += float(entropy.double()[micro.present].sum())
+        self.mismatch_kl += float(mismatch.sum())
+        self.mismatch_kl_max = max(self.mismatch_kl_max, float(mismatch.max()))
+        self.trained += float(trained.sum())
+        self.low += float(terms.low.sum())
+        self.high += float(terms.high.sum())
+        self.dropped += float((terms.dropped & trained.any(dim=1)).sum())
+        self.trained_rollouts += float(trained.any(dim=1).sum())
+        self.ratio += float(ratio.sum())
+        self.ratio_squared += float(ratio.square().sum())
+
+
+def report(batch: Batch, tally: Tally, *, lr: float, grad_norm: float, applied: bool) -> dict[str, float]:
+    """All figures of one step but times."""
+    figures = {
+        "loss/mean": tally.loss,
+        "optim/lr": lr,
+        "optim/grad_norm": grad_norm,
+        "optim/applied": float(applied),
+        **_batch_figures(batch),
+        **_token_figures(tally),
+    }
+    return figures | {alias: figures[name] for name, alias in ALIASES.items() if name in figures}
+
+
+def _batch_figures(batch: Batch) -> dict[str, float]:
+    scored = batch.rewards[~np.isnan(batch.rewards)].astype(np.float64)
+    ages = batch.staleness()
+    figures = {
+        "off_policy/mean": float(np.mean(ages)),
+        "off_policy/max": float(max(ages)),
+        "seq_len/all/mean": float(batch.lengths.mean()),
+        "seq_len/all/max": float(batch.lengths.max()),
+        "is_truncated/all/mean": float(batch.truncated.mean()),
+        "unscored/mean": 1.0 - len(scored) / batch.rollouts,
+        "zero_variance/mean": _zero_variance_share(batch),
+    }
+    if len(scored):
+        figures |= {"reward/all/mean": float(scored.mean()), "reward/all/std": float(scored.std())}
+    return figures
+
+
+def _zero_variance_share(batch: Batch) -> float:
+    """Share of groups whose scored rewards all agree (or that have none)."""
+    groups = int(batch.group.max()) + 1
+    flat = 0
+    for number in range(groups):
+        rewards = batch.rewards[batch.group == number]
+        rewards = rewards[~np.isnan(rewards)]
+        flat += len(rewards) == 0 or float(rewards.max() - rewards.min()) <= ZERO_VARIANCE_TOLERANCE
+    return flat / groups
+
+
+def _token_figures(tally: Tally) -> dict[str, float]:
+    entropy = tally.entropy / tally.tokens
+    kl = tally.mismatch_kl / tally.tokens
+    figures = {"entropy/all/mean": entropy, "mismatch_kl/all/mean": kl, "mismatch_kl/all/max": tally.mismatch_kl_max}
+    if entropy > 0:
+        figures["kl_ent_ratio/mean"] = kl / entropy
+    figures["trained_tokens"] = tally.trained
+    figures["trained_rollouts"] = tally.trained_rollouts
+    if tally.trained:
+        figures |= {
+            "is_masked/mean": (tally.low + tally.high) / tally.trained,
+            "is_masked_low/mean": tally.low / tally.trained,
+            "is_masked_high/mean": tally.high / tally.trained,
+            "is_guarded/mean": tally.dropped / tally.trained_rollouts,
+        }
+    if tally.ratio_squared:
+        kept = tally.ratio**2 / tally.ratio_squared
+        figures["effective_sample_size"] = kept / tally.trained
+    return figures

@@ -1,0 +1,128 @@
+"""Load the policy from a Hugging Face directory: allow-listed architectures, safetensors, no code from the directory.
+
+Masters are fp32 whatever the directory holds. Dropout is off for good (the model stays in eval mode), so that a step is a
+function of weights, optimiser state and batch alone, and a replay is bit-exact.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from coordinator.learner.errors import ModelRefused
+
+ARCHITECTURES = frozenset(
+    {"llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi3", "smollm3", "olmo2", "granite"}
+)
+CONFIG_LIMIT_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The model being trained and what the coordinator must know of it."""
+
+    model: nn.Module
+    directory: Path  # where its configuration and tokenizer files lie
+    vocab_size: int
+    stop_token_ids: tuple[int, ...]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The weights by name, tied ones once (under the name that comes first), in a fixed order."""
+        seen: set[tuple[int, torch.Size]] = set()
+        unique: dict[str, Tensor] = {}
+        for name, tensor in self.model.state_dict().items():
+            place = (tensor.data_ptr(), tensor.shape)
+            if place not in seen:
+                seen.add(place)
+                unique[name] = tensor
+        return unique
+
+    def parameters(self) -> int:
+        """How many numbers are trained."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+
+def load(directory: Path, *, device: str = "cpu") -> Policy:
+    """The policy in `directory`, in fp32. Raises ModelRefused, with the way out in words."""
+    config = read_json(directory / "config.json")
+    _check_architecture(config, directory)
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            directory,
+            dtype=torch.float32,
+            trust_remote_code=False,
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        raise ModelRefused(f"model {directory} cannot be loaded: {error}") from error
+    _check_complete(report, directory)
+    return Policy(model.to(device).eval(), directory, int(model.config.vocab_size), _stop_token_ids(config, directory))
+
+
+@contextmanager
+def published_bits(model: nn.Module) -> Iterator[None]:
+    """Inside, the parameters hold exactly what is published: the masters rounded to bf16, still computed in fp32."""
+    masters = [(parameter, parameter.data) for parameter in model.parameters()]
+    try:
+        for parameter, data in masters:
+            parameter.data = data.to(torch.bfloat16).to(data.dtype)
+        with torch.no_grad():
+            yield
+    finally:
+        for parameter, data in masters:
+            parameter.data = data
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of at most 1 MiB. Raises ModelRefused."""
+    try:
+        if path.stat().st_size > CONFIG_LIMIT_BYTES:
+            raise ModelRefused(f"{path} has {path.stat().st_size} bytes, at most {CONFIG_LIMIT_BYTES} are read")
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ModelRefused(f"{path} cannot be read: {error}; model must name a Hugging Face directory") from error
+    except ValueError as error:
+        raise ModelRefused(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelRefused(f"{path} holds a {type(value).__name__}, expected a JSON object")
+    return value
+
+
+def _check_architecture(config: dict[str, Any], directory: Path) -> None:
+    kind = config.get("model_type")
+    if kind not in ARCHITECTURES:
+        raise ModelRefused(f"model_type of {directory} is {kind!r}; allowed are {', '.join(sorted(ARCHITECTURES))}")
+    for key in ("auto_map", "quantization_config"):
+        if config.get(key):
+            raise ModelRefused(f"config.json of {directory} has {key}: remove it; code and quantised weights are not loaded")
+
+
+def _check_complete(report: dict[str, Any], directory: Path) -> None:
+    """Weights that the files lack would be drawn at random, silently."""
+    for key in ("missing_keys", "mismatched_keys", "unexpected_keys"):
+        if report.get(key):
+            names = ", ".join(sorted(str(name) for name in report[key])[:5])
+            raise ModelRefused(f"model {directory} does not fit its config.json: {key} {names}; export it again, whole")
+
+
+def _stop_token_ids(config: dict[str, Any], directory: Path) -> tuple[int, ...]:
+    path = directory / "generation_config.json"
+    generation = read_json(path) if path.exists() else {}
+    stop = generation.get("eos_token_id", config.get("eos_token_id"))
+    ids = tuple(stop) if isinstance(stop, list) else (stop,)
+    if not ids or not all(isinstance(each, int) and 0 <= each < int(config.get("vocab_size", 0)) for each in ids):
+        raise ModelRefused(
+            f"eos_token_id of {directory} is {stop!r}: name at least one id in generation_config.json or config.json"
+        )
+    return ids

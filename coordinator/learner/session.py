@@ -1,0 +1,155 @@
+"""The learner's side of the link: one request in, one answer out. Refusals change nothing and say why."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import assert_never
+
+import torch
+
+from coordinator.domain.seeds import derive
+from coordinator.learner import batch_file, checkpoint, export, generate, model, step
+from coordinator.learner.errors import LearnerError, RequestRefused
+from coordinator.wire.learner_link import (
+    Answer,
+    Checkpoint,
+    Checkpointed,
+    Evaluate,
+    Evaluated,
+    Failed,
+    Ready,
+    Request,
+    Snapshot,
+    Snapshotted,
+    Start,
+    Stop,
+    Train,
+    Trained,
+)
+
+Work = Train | Snapshot | Checkpoint | Evaluate
+
+
+class Session:
+    """Holds the learner between requests. The fence is that of Start; any other is refused (law 11)."""
+
+    def __init__(self, *, device: str = "cpu", reached: Callable[[str], None] = lambda _: None) -> None:
+        self._device = device
+        self._reached = reached
+        self._start: Start | None = None
+        self._learner: step.Learner | None = None
+
+    def answer(self, request: Request) -> Answer | None:
+        """Carry out a request. None: it was Stop. Never raises: what fails is a Failed, in words."""
+        try:
+            return self._answer(request)
+        except LearnerError as error:
+            return Failed(fence=request.fence, code=error.code, message=str(error), fatal=error.fatal)
+        except OSError as error:  # the weights are as they were; the coordinator may make room and ask again
+            code, fatal = "disk", self._learner is None
+            return Failed(fence=request.fence, code=code, message=f"{request.kind} failed: {error}", fatal=fatal)
+        except Exception as error:
+            traceback.print_exc()
+            return Failed(fence=request.fence, code="internal", message=f"{type(error).__name__}: {error}", fatal=True)
+
+    def _answer(self, request: Request) -> Answer | None:
+        if self._start is not None and request.fence != self._start.fence:
+            raise RequestRefused("wrong_fence", f"fence is {request.fence}, this learner was started with {self._start.fence}")
+        match request:
+            case Start():
+                return self._begin(request)
+            case Stop():
+                return None
+            case Train() | Snapshot() | Checkpoint() | Evaluate():
+                if self._learner is None or self._start is None:
+                    raise RequestRefused("not_started", f"{request.kind} came before start: send start first")
+                return self._work(request, self._start, self._learner)
+            case _:
+                assert_never(request)
+
+    def _work(self, request: Work, start: Start, learner: step.Learner) -> Answer:
+        match request:
+            case Train():
+                return self._train(request, start, learner)
+            case Snapshot():
+                return self._snapshot(request, learner)
+            case Checkpoint():
+                return self._checkpoint(request, start, learner)
+            case Evaluate():
+                return self._evaluate(request, learner)
+            case _:
+                assert_never(request)
+
+    def _begin(self, request: Start) -> Answer:
+        if self._start is not None:
+            raise RequestRefused("already_started", f"this learner already serves job {self._start.job_id}: start another process")
+        torch.manual_seed(derive(request.config.seed, "learner"))
+        policy = model.load(Path(request.model_dir), device=self._device)
+        learner = step.start(policy, request.config, device=self._device)
+        if request.checkpoint_dir is not None:
+            checkpoint.restore(learner, Path(request.checkpoint_dir), job_id=request.job_id)
+        self._start, self._learner = request, learner
+        self._reached("learner.ready")
+        return Ready(
+            fence=request.fence,
+            step=learner.step,
+            parameters=policy.parameters(),
+            vocab_size=policy.vocab_size,
+            stop_token_ids=policy.stop_token_ids,
+        )
+
+    def _train(self, request: Train, start: Start, learner: step.Learner) -> Answer:
+        if request.step != learner.step:
+            raise RequestRefused("wrong_step", f"step is {request.step}, the learner's next is {learner.step}: send that batch")
+        begun = time.perf_counter()
+        batch = batch_file.read(
+            Path(request.batch_path),
+            digest=request.batch_digest,
+            job_id=start.job_id,
+            step=request.step,
+            vocab_size=learner.policy.vocab_size,
+        )
+        figures = step.take_step(learner, batch)
+        seconds = time.perf_counter() - begun
+        tokens = len(batch.prompt_ids) + len(batch.token_ids)
+        figures |= {"time/step": seconds, "step_time": seconds, "perf/throughput": tokens / seconds}
+        self._reached("learner.trained")
+        return Trained(fence=request.fence, step=request.step, seconds=seconds, metrics=figures)
+
+    def _snapshot(self, request: Snapshot, learner: step.Learner) -> Answer:
+        begun = time.perf_counter()
+        logprobs = export.canary(learner.policy, request.canary_ids, device=self._device)
+        export.write(learner.policy, Path(request.directory), reached=self._reached)
+        self._reached("learner.snapshot.done")
+        return Snapshotted(
+            fence=request.fence,
+            version=learner.step,
+            directory=request.directory,
+            canary_logprobs=logprobs,
+            seconds=time.perf_counter() - begun,
+        )
+
+    def _checkpoint(self, request: Checkpoint, start: Start, learner: step.Learner) -> Answer:
+        if request.ledger_step != learner.step:
+            raise RequestRefused("wrong_step", f"ledger_step is {request.ledger_step}, the learner has taken {learner.step} steps")
+        directory = Path(request.directory)
+        checkpoint.write(learner, directory, job_id=start.job_id, ledger_step=request.ledger_step, reached=self._reached)
+        self._reached("learner.checkpoint.done")
+        return Checkpointed(fence=request.fence, step=learner.step, directory=request.directory)
+
+    def _evaluate(self, request: Evaluate, learner: step.Learner) -> Answer:
+        vocab = learner.policy.vocab_size
+        if not all(prompt and all(0 <= token < vocab for token in prompt) for prompt in request.prompts):
+            raise RequestRefused("bad_prompts", f"prompts must hold at least one id each, all in 0..{vocab - 1}")
+        completions = generate.greedy(
+            learner.policy,
+            request.prompts,
+            max_new_tokens=request.max_new_tokens,
+            stop_token_ids=request.stop_token_ids,
+            token_budget=learner.config.algorithm.micro_batch_tokens,
+            device=self._device,
+        )
+        return Evaluated(fence=request.fence, version=learner.step, completions=completions)

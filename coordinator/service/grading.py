@@ -1,0 +1,94 @@
+"""Grades accepted rollouts in the data plane and closes their groups. Level-triggered: what is ungraded is found in rows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from coordinator.domain import groups as grouping
+from coordinator.domain.model import Group, GroupState, Job, Rollout, RolloutState
+from coordinator.domain.states import ROLLOUT, move
+from coordinator.service.batches import tokens_of
+from coordinator.service.deps import Deps
+from coordinator.service.ports import DataPlane, Graded, Tx
+from coordinator.wire.frames import decode_frame
+
+ROUND = 1024  # rollouts graded between two commits at most
+IDLE_S = 5.0
+EVENTS = {"scored": "scored", "unscored": "unscored", "failed": "grader_failed", "timeout": "grader_timed_out"}
+
+
+async def keep_grading(deps: Deps, job: Job, plane: DataPlane) -> None:
+    """Grade for ever."""
+    with deps.wake.watch(job.id) as watch:
+        while True:
+            if not await grade_round(deps, job, plane):
+                await watch.wait(IDLE_S)
+
+
+async def grade_round(deps: Deps, job: Job, plane: DataPlane) -> int:
+    """Grade up to ROUND accepted rollouts of live groups; the number graded."""
+    waiting = await deps.store.read(
+        lambda r: r.select(Rollout, job_id=job.id, state=RolloutState.ACCEPTED, order_by="group_number", limit=ROUND)
+    )
+    if not waiting:
+        return 0
+    by_group: dict[str, list[Rollout]] = defaultdict(list)
+    for rollout in waiting:
+        by_group[rollout.group_id].append(rollout)
+    groups = await deps.store.read(lambda r: r.select(Group, id=list(by_group)))
+    graded = await asyncio.gather(*(_grade_group(deps, plane, group, by_group[group.id]) for group in groups))
+    outcomes = [pair for pairs in graded for pair in pairs]
+    deps.reach("grade.before_rows")
+    await deps.store.write(lambda tx: _save(tx, job, outcomes, now=deps.clock.now()))
+    deps.reach("grade.rows_written")
+    deps.wake.notify(job.id)
+    return len(outcomes)
+
+
+async def _grade_group(deps: Deps, plane: DataPlane, group: Group, rollouts: Sequence[Rollout]) -> list[tuple[Rollout, Graded]]:
+    frames = {blob: decode_frame(await deps.blobs.get(blob))[1] for blob in {r.blob for r in rollouts if r.blob}}
+    completions = [tokens_of(frames[r.blob or ""], r)[0].tolist() for r in rollouts]
+    return list(zip(rollouts, await plane.grade("train", group.prompt_index, completions), strict=True))
+
+
+async def _save(tx: Tx, job: Job, outcomes: Sequence[tuple[Rollout, Graded]], *, now: float) -> None:
+    """Write outcomes of rollouts that are still accepted, then close the groups that became whole."""
+    touched: dict[str, None] = {}
+    fresh = {(r.group_id, r.slot) for r in await tx.select(Rollout, job_id=job.id, state=RolloutState.ACCEPTED)}
+    done = [(r, g) for r, g in outcomes if (r.group_id, r.slot) in fresh]
+    rows = [
+        replace(
+            rollout,
+            state=move(ROLLOUT, rollout.state, EVENTS[graded.outcome]),
+            reward=graded.reward,
+            text=graded.text,
+            detail=graded.detail,
+            graded_at=now,
+        )
+        for rollout, graded in done
+    ]
+    if rows:
+        await tx.put(*rows)
+    touched.update((r.group_id, None) for r in rows)
+    await close_groups(tx, job, list(touched), now=now)
+
+
+async def close_groups(tx: Tx, job: Job, group_ids: Sequence[str], *, now: float) -> None:
+    """Move issued groups whose rollouts are all graded to READY, or REJECTED with the reason."""
+    if not group_ids:
+        return
+    members: dict[str, list[Rollout]] = defaultdict(list)
+    for rollout in await tx.select(Rollout, group_id=list(group_ids)):
+        members[rollout.group_id].append(rollout)
+    closed = []
+    minimum = job.config.algorithm.min_group or job.config.algorithm.group_size
+    for group in await tx.select(Group, id=list(group_ids), state=GroupState.ISSUED):
+        closing = grouping.close(group, members[group.id], min_group=minimum)
+        if closing is not None:
+            settled = None if closing.state is GroupState.READY else now
+            closed.append(replace(group, state=closing.state, reason=closing.reason, settled_at=settled))
+    if closed:
+        await tx.put(*closed)

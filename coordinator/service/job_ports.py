@@ -1,0 +1,74 @@
+"""What driving a job needs from the outside world, besides the store: the learner, the publisher and the data plane."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from coordinator.domain.model import Job
+from coordinator.service.ports import DataPlane
+from coordinator.wire.learner_link import Answer, Request
+
+
+class LearnerLost(Exception):
+    """The learner process ended, broke its protocol, or let a deadline pass; it must be started anew."""
+
+
+class LearnerRefused(Exception):
+    """The learner answered that it cannot do what was asked, and a restart would not help; the words say why."""
+
+
+class Learner(Protocol):
+    """One started learner process."""
+
+    async def ask(self, request: Request, *, deadline_s: float) -> Answer:
+        """One request, its answer. Raises LearnerLost or LearnerRefused."""
+        ...
+
+    async def close(self) -> None:
+        """End the process; it is gone when this returns."""
+        ...
+
+
+class LearnerStarter(Protocol):
+    """Starts learner processes."""
+
+    async def start(self, job_id: str, fence: int) -> Learner:
+        """A connected process that waits for Start. Raises LearnerLost."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SignedManifest:
+    """An encoded snapshot, ready to be announced."""
+
+    text: str
+    signature: str
+    digest: str
+    encode_s: float
+
+
+class Publisher(Protocol):
+    """Turns a Hugging Face directory into pieces and a signed manifest, in a process beside the learner."""
+
+    async def publish(self, directory: Path, *, job_id: str, version: int, canary_ids: Sequence[int]) -> SignedManifest:
+        """Pieces are durable when this returns. Raises PublishFailed."""
+        ...
+
+    async def remove_pieces(self, manifests: Sequence[str], *, kept: Sequence[str]) -> int:
+        """Delete the pieces that only `manifests` (texts) name and none of `kept` does; the number deleted."""
+        ...
+
+
+class PublishFailed(Exception):
+    """The snapshot could not be encoded; the words say why."""
+
+
+class PlaneStarter(Protocol):
+    """Builds the data plane of a job."""
+
+    def plane(self, job: Job) -> DataPlane:
+        """A data plane that was not started yet."""
+        ...

@@ -1,0 +1,372 @@
+"""Grants leases: open slots of issued groups first, then new groups by the grant rule (DESIGN 4.1, 4.2).
+
+`grant_round` answers many waiting requests in one transaction; everything it decides on is read from rows inside it. The
+queue in front of it is `worker_desk.py`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from coordinator.domain import leases as lease_rules
+from coordinator.domain.grant import Grant, grantable
+from coordinator.domain.model import (
+    Group,
+    GroupState,
+    Holding,
+    Invite,
+    Job,
+    JobState,
+    Lease,
+    LeaseState,
+    Publication,
+    PublicationState,
+    Rollout,
+    RolloutState,
+    Worker,
+    WorkerState,
+)
+from coordinator.domain.seeds import slot_seed
+from coordinator.domain.staleness import last_step
+from coordinator.domain.states import ROLLOUT, TERMINAL, move
+from coordinator.domain.workers import standing
+from coordinator.service.deps import Deps, LiveJob
+from coordinator.service.ports import Prompt, Reader, Tx
+from coordinator.service.worker_places import may_serve
+from coordinator.wire import messages as wire
+
+UNSETTLED = [GroupState.ISSUED, GroupState.READY, GroupState.SEALED]
+OPEN_AT_ONCE = 512  # open slots looked at in one round
+FINAL_RETRY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One worker's request for work."""
+
+    worker_id: str
+    session_epoch: int
+    request: wire.LeaseRequest
+    judged: bool = False  # this request was looked at before and may wait
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Work, or why not. A final answer is given at once; otherwise the request may wait for a change."""
+
+    leases: tuple[wire.Lease, ...] = ()
+    reason: str = ""
+    final: bool = False
+    retry_after_s: float = 0.0
+
+
+def _final(reason: str) -> Outcome:
+    return Outcome(reason=reason, final=True, retry_after_s=FINAL_RETRY_S)
+
+
+@dataclass(slots=True)
+class _Plan:
+    """Rows to write at the end of a round, and what is left to give."""
+
+    job: Job
+    live: LiveJob
+    now: float
+    next_number: int
+    unsettled: int
+    open_slots: dict[str, list[Rollout]]  # group id -> open rollouts, lowest group number first
+    groups: dict[str, Group]
+    places: dict[str, int]  # group id -> unsettled groups before it
+    alone: bool = False  # no other worker could take what this one gave up
+    slots: dict[str, int] = field(default_factory=dict)  # worker id -> slots under lease
+    new_leases: list[Lease] = field(default_factory=list)
+    touched: dict[tuple[str, int], Rollout] = field(default_factory=dict)
+
+    def grant(self, version: int) -> Grant:
+        """The grant rule for a worker at `version`, with what this round gave already."""
+        config = self.job.config
+        return grantable(
+            committed_steps=self.job.committed_steps,
+            unsettled=self.unsettled,
+            groups_per_step=config.algorithm.groups_per_step,
+            bound=config.staleness.max,
+            held_version=version,
+            planned_steps=config.budget.steps,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """The rows of the asking workers."""
+
+    workers: dict[str, Worker]
+    leases: dict[str, list[Lease]]
+    holdings: dict[tuple[str, int, str], Holding]
+    published: frozenset[tuple[int, str]]
+    invited_to: dict[str, tuple[str, ...]]
+
+
+async def grant_round(tx: Tx, deps: Deps, job_id: str, asks: Sequence[Ask]) -> dict[str, Outcome]:
+    """Answer requests in order, by worker id; all reads and writes are in this one transaction."""
+    job = await tx.get(Job, job_id)
+    if job is None:
+        return {ask.worker_id: _final(f"job {job_id} does not exist") for ask in asks}
+    live = deps.live.get(job_id)
+    if job.state is not JobState.RUNNING or live is None:
+        return {ask.worker_id: _not_running(job) for ask in asks}
+    plan = await _look(tx, job, live, now=deps.clock.now())
+    if not plan.open_slots and all(ask.judged for ask in asks):
+        rule = plan.grant(max(ask.request.version for ask in asks))
+        if not rule.groups:
+            return {ask.worker_id: Outcome(reason=rule.reason) for ask in asks}
+    who = await _standing(tx, job, asks)
+    plan.alone = await _is_alone(tx, job, who, asks) if plan.open_slots else False
+    plan.slots = {worker: sum(len(lease.slots) for lease in leases) for worker, leases in who.leases.items()}
+    outcomes = {ask.worker_id: _answer(deps, plan, who, ask) for ask in asks}
+    await _write(tx, plan)
+    return outcomes
+
+
+def _not_running(job: Job) -> Outcome:
+    words = f"job {job.name} is {job.state.value}" + (f": {job.reason}" if job.reason else "")
+    if job.state in TERMINAL[JobState]:
+        return _final(words)
+    return Outcome(
+        reason=words if job.state is not JobState.RUNNING else f"job {job.name} is starting", retry_after_s=FINAL_RETRY_S
+    )
+
+
+async def _look(reader: Reader, job: Job, live: LiveJob, *, now: float) -> _Plan:
+    """Counts and open slots, all from rows."""
+    open_rollouts = await reader.select(
+        Rollout, job_id=job.id, state=RolloutState.OPEN, order_by="group_number", limit=OPEN_AT_ONCE
+    )
+    by_group: dict[str, list[Rollout]] = defaultdict(list)
+    for rollout in open_rollouts:
+        by_group[rollout.group_id].append(rollout)
+    issued = await reader.select(Group, id=list(by_group), state=GroupState.ISSUED) if by_group else []
+    places = {}
+    for group in issued:
+        places[group.id] = await reader.count(Group, job_id=job.id, state=UNSETTLED, number__lt=group.number)
+    highest = await reader.highest(Group, "number", job_id=job.id)
+    return _Plan(
+        job=job,
+        live=live,
+        now=now,
+        next_number=0 if highest is None else highest + 1,
+        unsettled=await reader.count(Group, job_id=job.id, state=UNSETTLED),
+        open_slots={id_: rollouts for id_, rollouts in by_group.items() if id_ in places},
+        groups={group.id: group for group in issued},
+        places=places,
+    )
+
+
+async def _standing(reader: Reader, job: Job, asks: Sequence[Ask]) -> _Standing:
+    ids = [ask.worker_id for ask in asks]
+    workers = {worker.id: worker for worker in await reader.select(Worker, id=ids)}
+    leases: dict[str, list[Lease]] = defaultdict(list)
+    for lease in await reader.select(Lease, worker_id=ids, state=LeaseState.LIVE):
+        leases[lease.worker_id].append(lease)
+    versions = sorted({ask.request.version for ask in asks})
+    holdings = await reader.select(Holding, worker_id=ids, job_id=job.id, version=versions)
+    published = set()
+    for version, digest in {(ask.request.version, ask.request.digest) for ask in asks}:
+        state = PublicationState.PUBLISHED
+        if await reader.count(Publication, job_id=job.id, version=version, digest=digest, state=state):
+            published.add((version, digest))
+    invites = await reader.select(Invite, id=sorted({worker.invite_id for worker in workers.values()}))
+    return _Standing(
+        workers=workers,
+        leases=leases,
+        holdings={(holding.worker_id, holding.version, holding.digest): holding for holding in holdings},
+        published=frozenset(published),
+        invited_to={invite.id: invite.jobs for invite in invites},
+    )
+
+
+async def _is_alone(reader: Reader, job: Job, who: _Standing, asks: Sequence[Ask]) -> bool:
+    """Whether at most one worker is active that holds a version of the job that can still serve."""
+    oldest = max(job.committed_steps - job.config.staleness.max, 0)
+    holders = {holding.worker_id for holding in await reader.select(Holding, job_id=job.id, version__ge=oldest)}
+    others = holders - {ask.worker_id for ask in asks}
+    if others:
+        others = {worker.id for worker in await reader.select(Worker, id=sorted(others), state=WorkerState.ACTIVE)}
+    return len(others) + len(who.workers) <= 1
+
+
+def _answer(deps: Deps, plan: _Plan, who: _Standing, ask: Ask) -> Outcome:
+    """One request: refused in words, given work, or left waiting."""
+    worker = who.workers.get(ask.worker_id)
+    if worker is None or worker.session_epoch != ask.session_epoch:
+        return _final("a newer session with this key is active")
+    wrong = _refusal(plan.job, who, worker, ask.request)
+    if wrong:
+        return _final(wrong)
+    held = plan.slots.get(worker.id, 0)
+    free = min(ask.request.free_slots, worker.max_slots - held)
+    if free <= 0:
+        return _final(f"you hold leases on {held} slots and announced max_slots {worker.max_slots}: finish some first")
+    granted = _reissue(deps, plan, worker, ask, free)
+    free -= sum(len(lease.slots) for lease in granted)
+    reason = ""
+    if free > 0:
+        more, reason = _issue(deps, plan, worker, ask, free)
+        granted += more
+    if not granted:
+        return Outcome(reason=reason or "every slot is leased: waiting for the next groups")
+    return Outcome(tuple(_on_wire(plan, lease) for lease in granted))
+
+
+def _refusal(job: Job, who: _Standing, worker: Worker, request: wire.LeaseRequest) -> str:
+    """Why this worker gets nothing however long it waits; empty when it may get work."""
+    allowed, words = may_serve(job, worker, who.invited_to.get(worker.invite_id, ()))
+    if not allowed:
+        return words
+    if (request.version, request.digest) not in who.published:
+        return f"version {request.version} with digest {request.digest[:12]} is not published: fetch the version that your next heartbeat names"
+    if (worker.id, request.version, request.digest) not in who.holdings:
+        return f"you have not confirmed version {request.version}: send its canary to confirm first"
+    usable = job.committed_steps <= last_step(request.version, job.config.staleness.max)
+    works, words = standing(worker, holds_newest_usable=usable)
+    return "" if works else words
+
+
+def _reissue(deps: Deps, plan: _Plan, worker: Worker, ask: Ask, free: int) -> list[Lease]:
+    """Leases on open slots of issued groups that this version can still serve, lowest group first."""
+    granted: list[Lease] = []
+    config = plan.job.config
+    for group_id, rollouts in list(plan.open_slots.items()):
+        group = plan.groups[group_id]
+        latest = plan.job.committed_steps + plan.places[group_id] // config.algorithm.groups_per_step
+        if free <= 0 or latest > last_step(ask.request.version, config.staleness.max) or _is_dead(plan.job, group):
+            continue
+        mine = [rollout for rollout in rollouts if plan.alone or rollout.worker_id != worker.id][:free]
+        if not mine:
+            continue
+        granted.append(_lease(deps, plan, worker, ask, group, mine))
+        free -= len(mine)
+        taken = {rollout.slot for rollout in mine}
+        left = [rollout for rollout in rollouts if rollout.slot not in taken]
+        if left:
+            plan.open_slots[group_id] = left
+        else:
+            del plan.open_slots[group_id]
+    return granted
+
+
+def _is_dead(job: Job, group: Group) -> bool:
+    return group.oldest_version is not None and job.committed_steps > last_step(group.oldest_version, job.config.staleness.max)
+
+
+def _issue(deps: Deps, plan: _Plan, worker: Worker, ask: Ask, free: int) -> tuple[list[Lease], str]:
+    """Leases on new groups, as many as the grant rule and the worker's free slots allow; why not more."""
+    rule = plan.grant(ask.request.version)
+    size = plan.job.config.algorithm.group_size
+    wanted = lease_rules.groups_for(free, group_size=size, grantable=rule.groups)
+    granted: list[Lease] = []
+    for _ in range(wanted):
+        prompt = plan.live.prompts.get(plan.next_number)
+        if prompt is None:
+            return granted, f"the prompt of group {plan.next_number} is being rendered"
+        group, rollouts = _new_group(plan, prompt)
+        mine = rollouts[: _finishable(deps, plan, worker, size)]
+        granted.append(_lease(deps, plan, worker, ask, group, mine))
+        if len(mine) < size:
+            plan.open_slots[group.id] = rollouts[len(mine) :]
+            break
+    return granted, rule.reason
+
+
+def _finishable(deps: Deps, plan: _Plan, worker: Worker, size: int) -> int:
+    """Slots of one group that the worker can finish within the longest lease; a slow worker gets a part of the group."""
+    heard = deps.presence.get(worker.id)
+    rate = (heard.tokens_per_s if heard is not None else None) or worker.tokens_per_s
+    if not rate:
+        return size
+    needed_s = lease_rules.MARGIN * plan.job.config.sampling.max_new_tokens / max(rate, deps.settings.slowest_tokens_per_s)
+    return max(1, min(size, int(deps.settings.lease_max_s / needed_s) - plan.slots.get(worker.id, 0)))
+
+
+def _new_group(plan: _Plan, prompt: Prompt) -> tuple[Group, list[Rollout]]:
+    """Issue the next group: its row and one open rollout a slot."""
+    job, number = plan.job, plan.next_number
+    size = job.config.algorithm.group_size
+    group = Group(f"{job.id}/g{number}", job.id, number, prompt.index, prompt.token_ids, size, GroupState.ISSUED, plan.now)
+    rollouts = [Rollout(group.id, slot, job.id, number, RolloutState.OPEN) for slot in range(size)]
+    plan.groups[group.id] = group
+    plan.places[group.id] = plan.unsettled
+    plan.touched.update(((group.id, rollout.slot), rollout) for rollout in rollouts)
+    plan.next_number += 1
+    plan.unsettled += 1
+    return group, rollouts
+
+
+def _lease(deps: Deps, plan: _Plan, worker: Worker, ask: Ask, group: Group, rollouts: Sequence[Rollout]) -> Lease:
+    """A lease on these open slots; its fence is one above the group's last."""
+    held = plan.slots.get(worker.id, 0) + len(rollouts)
+    plan.slots[worker.id] = held
+    heard = deps.presence.get(worker.id)
+    settings, config = deps.settings, plan.job.config
+    limits = lease_rules.LeaseLimits(settings.lease_min_s, settings.lease_max_s, settings.slowest_tokens_per_s)
+    deadline = lease_rules.wall_deadline(
+        plan.now,
+        slots=held,
+        max_new_tokens=config.sampling.max_new_tokens,
+        tokens_per_s=(heard.tokens_per_s if heard is not None else None) or worker.tokens_per_s,
+        limits=limits,
+    )
+    group = replace(plan.groups[group.id], fence=plan.groups[group.id].fence + 1)
+    plan.groups[group.id] = group
+    lease = Lease(
+        id=f"{group.id}/f{group.fence}",
+        job_id=plan.job.id,
+        group_id=group.id,
+        worker_id=worker.id,
+        session_epoch=worker.session_epoch,
+        slots=tuple(rollout.slot for rollout in rollouts),
+        version=ask.request.version,
+        digest=ask.request.digest,
+        last_step=last_step(ask.request.version, config.staleness.max),
+        deadline=deadline,
+        fence=group.fence,
+        state=LeaseState.LIVE,
+        issued_at=plan.now,
+    )
+    plan.new_leases.append(lease)
+    for rollout in rollouts:
+        state = move(ROLLOUT, rollout.state, "leased")
+        plan.touched[group.id, rollout.slot] = replace(rollout, state=state, lease_id=lease.id, worker_id=worker.id)
+    return lease
+
+
+def _on_wire(plan: _Plan, lease: Lease) -> wire.Lease:
+    group, config = plan.groups[lease.group_id], plan.job.config
+    return wire.Lease(
+        lease_id=lease.id,
+        job_id=lease.job_id,
+        group_id=lease.group_id,
+        fence=lease.fence,
+        prompt_ids=group.prompt_ids,
+        slots=lease.slots,
+        seeds=tuple(slot_seed(config.seed, group.number, slot) for slot in lease.slots),
+        sampling=wire.SamplingParameters(
+            max_new_tokens=config.sampling.max_new_tokens,
+            temperature=config.sampling.temperature,
+            stop_token_ids=plan.job.stop_token_ids,
+        ),
+        version=lease.version,
+        digest=lease.digest,
+        last_step=lease.last_step,
+        deadline=lease.deadline,
+        on_update=config.staleness.on_update,
+    )
+
+
+async def _write(tx: Tx, plan: _Plan) -> None:
+    if not plan.new_leases:
+        return
+    leased = {lease.group_id for lease in plan.new_leases}
+    await tx.put(*(plan.groups[group_id] for group_id in leased))
+    await tx.put(*plan.touched.values())
+    await tx.put(*plan.new_leases)

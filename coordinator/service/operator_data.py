@@ -1,0 +1,165 @@
+"""What a job produced: metrics, rollouts, and the Hugging Face directories of its versions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from coordinator.domain.model import CheckpointRow, Group, Job, Metric, Publication, PublicationState, Rollout
+from coordinator.service.deps import Deps
+from coordinator.service.model_tar import is_model_file
+from coordinator.service.operator_errors import RequestRefused, unknown
+from coordinator.service.operator_figures import figure, finite
+from coordinator.service.operator_views import distinct, newest_metric, owned
+from coordinator.service.ports import Reader
+from coordinator.service.tokens import Caller
+from coordinator.wire.rest import (
+    CheckpointFile,
+    CheckpointList,
+    CheckpointView,
+    MetricPoint,
+    MetricsQuery,
+    MetricsView,
+    RolloutList,
+    RolloutsQuery,
+    RolloutView,
+)
+
+PROMPT_DEADLINE_S = 5.0
+VERSIONS_SHOWN = 200
+Place = tuple[int, Literal["publication", "checkpoint"], str | None, float, str]  # version, source, digest, at, directory
+
+
+async def metrics(reader: Reader, caller: Caller, job_id: str, query: MetricsQuery) -> MetricsView:
+    """The names with their newest value, or the newest points of one name in order of step."""
+    job = await owned(reader, caller, job_id)
+    if query.name is None:
+        found = [await newest_metric(reader, job.id, name) for name in await distinct(reader, Metric, "name", job_id=job.id)]
+        return MetricsView(names=tuple(shown for shown in map(figure, found) if shown is not None))
+    filters: dict[str, object] = {} if query.since is None else {"at__gt": query.since}
+    rows = await reader.select(Metric, job_id=job.id, name=query.name, order_by="-step", limit=query.limit, **filters)
+    points = tuple(MetricPoint(step=row.step, at=row.at, value=finite(row.value)) for row in reversed(rows))
+    return MetricsView(name=query.name, points=points)
+
+
+async def rollouts(deps: Deps, caller: Caller, job_id: str, query: RolloutsQuery) -> RolloutList:
+    """Rollouts of a step, or the newest accepted ones, with their prompts."""
+
+    async def load(reader: Reader) -> tuple[list[Rollout], dict[int, Group]]:
+        job = await owned(reader, caller, job_id)
+        rows = await _of_step(reader, job, query) if query.step is not None else await _newest(reader, job, query.limit)
+        numbers = sorted({row.group_number for row in rows})
+        found = await reader.select(Group, job_id=job.id, number=numbers) if numbers else []
+        return rows, {group.number: group for group in found}
+
+    rows, groups = await deps.store.read(load)
+    prompts = await _prompt_texts(deps, job_id, groups.values())
+    shown = [_rollout(row, groups[row.group_number], prompts) for row in rows if row.group_number in groups]
+    return RolloutList(rollouts=tuple(shown))
+
+
+async def _of_step(reader: Reader, job: Job, query: RolloutsQuery) -> list[Rollout]:
+    per_group = job.config.algorithm.group_size
+    most = -(-query.limit // per_group)
+    groups = await reader.select(Group, job_id=job.id, step=query.step, order_by="number", limit=most)
+    if not groups:
+        return []
+    rows = await reader.select(Rollout, group_id=[group.id for group in groups])
+    return sorted(rows, key=lambda row: (row.group_number, row.slot))[: query.limit]
+
+
+async def _newest(reader: Reader, job: Job, limit: int) -> list[Rollout]:
+    return await reader.select(Rollout, job_id=job.id, accepted_at__gt=0.0, order_by="-accepted_at", limit=limit)
+
+
+async def _prompt_texts(deps: Deps, job_id: str, groups: Collection[Group]) -> dict[int, str]:
+    """Prompt index -> text, from the job's data plane; empty when it does not run or does not answer in time."""
+    live = deps.live.get(job_id)
+    if live is None or not groups:
+        return {}
+    indices = sorted({group.prompt_index for group in groups})
+    try:
+        async with asyncio.timeout(PROMPT_DEADLINE_S):
+            return {prompt.index: prompt.text for prompt in await live.plane.prompts("train", indices)}
+    except TimeoutError:
+        return {}
+
+
+def _rollout(row: Rollout, group: Group, prompts: Mapping[int, str]) -> RolloutView:
+    return RolloutView(
+        group_number=row.group_number,
+        slot=row.slot,
+        step=group.step,
+        state=row.state.value,
+        outcome=f"{group.state.value}: {group.reason}" if group.reason else group.state.value,
+        prompt=prompts.get(group.prompt_index),
+        prompt_ids=group.prompt_ids,
+        completion=row.text,
+        length=row.length,
+        reward=None if row.reward is None else finite(row.reward),
+        detail=row.detail,
+        oldest_version=row.oldest_version,
+        newest_version=row.newest_version,
+        worker_id=row.worker_id,
+        stop_reason=row.stop_reason,
+        generate_s=row.generate_s,
+        accepted_at=row.accepted_at,
+    )
+
+
+async def checkpoints(deps: Deps, caller: Caller, job_id: str) -> CheckpointList:
+    """Versions whose directory is still there, newest first."""
+    places = await deps.store.read(lambda reader: _places(reader, caller, job_id))
+    return CheckpointList(checkpoints=await asyncio.to_thread(_present, places))
+
+
+async def checkpoint_file(deps: Deps, caller: Caller, job_id: str, version: int, name: str) -> Path:
+    """The path of one downloadable file. Raises RequestRefused."""
+    places = await deps.store.read(lambda reader: _places(reader, caller, job_id))
+    candidates = [Path(place[4]) / name for place in places if place[0] == version]
+    found = await asyncio.to_thread(_first_file, candidates, name)
+    if found is None:
+        raise _no_file(version, name)
+    return found
+
+
+def _first_file(candidates: Sequence[Path], name: str) -> Path | None:
+    if not is_model_file(name):
+        return None
+    return next((path for path in candidates if path.is_file() and not path.is_symlink()), None)
+
+
+def _no_file(version: int, name: str) -> RequestRefused:
+    refusal = unknown("file", f"{version}/{name}"[:200])
+    refusal.fix = "list what can be downloaded: GET /api/v1/jobs/{job_id}/checkpoints"
+    return refusal
+
+
+async def _places(reader: Reader, caller: Caller, job_id: str) -> list[Place]:
+    job = await owned(reader, caller, job_id)
+    states = [PublicationState.PUBLISHED, PublicationState.RETIRED]
+    published = await reader.select(Publication, job_id=job.id, state=states, order_by="-version", limit=VERSIONS_SHOWN)
+    saved = await reader.select(CheckpointRow, job_id=job.id, order_by="-step", limit=VERSIONS_SHOWN)
+    places: list[Place] = [(p.version, "publication", p.digest, p.published_at, p.directory) for p in published]
+    places += [(row.step, "checkpoint", None, row.durable_at, row.directory) for row in saved]
+    return sorted(places, key=lambda place: (-place[0], place[1] == "checkpoint"))
+
+
+def _present(places: Sequence[Place]) -> tuple[CheckpointView, ...]:
+    views = []
+    for version, source, digest, at, directory in places:
+        files = _files(Path(directory))
+        if files:
+            views.append(CheckpointView(version=version, source=source, digest=digest, at=at, files=files))
+    return tuple(views)
+
+
+def _files(directory: Path) -> tuple[CheckpointFile, ...]:
+    try:
+        entries = sorted(directory.iterdir())
+    except OSError:
+        return ()
+    plain = [path for path in entries if is_model_file(path.name) and path.is_file() and not path.is_symlink()]
+    return tuple(CheckpointFile(name=path.name, bytes=path.stat().st_size) for path in plain)

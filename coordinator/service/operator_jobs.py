@@ -1,0 +1,249 @@
+"""Commands on jobs: submit, change, pause, resume, cancel. Each loads rows, decides, and saves them in one transaction."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from coordinator.domain.model import Job, JobState
+from coordinator.domain.states import JOB, IllegalMove, move, resumed_event
+from coordinator.service.deps import ServiceSettings
+from coordinator.service.ending import settle_all
+from coordinator.service.files import resolve_name, uploads_dir
+from coordinator.service.operator_done import Done, said
+from coordinator.service.operator_errors import conflict, forbidden, invalid
+from coordinator.service.operator_figures import ENDED
+from coordinator.service.operator_views import job_cost_uusd, job_view, owned
+from coordinator.service.ports import Reader, Tx
+from coordinator.service.recording import record_event
+from coordinator.service.tokens import Caller
+from coordinator.wire.job import BudgetConfig, EnvironmentConfig, JobConfig, JobPatch
+from pricing.money import usd_to_uusd
+
+DATASETS = (".jsonl", ".parquet")
+BUILT_IN = ("digit_sort", "math")
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentPaths:
+    """Where the files of a job's environment lie; None: the job names none."""
+
+    train: Path | None
+    eval: Path | None
+    code: Path | None
+
+
+def model_dir(config: JobConfig, settings: ServiceSettings) -> Path:
+    """The job's model directory. Raises RequestRefused."""
+    uploads = uploads_dir(settings.data_dir)
+    path = resolve_name(config.model, field="model", roots=settings.roots, uploads=uploads, directory=True)
+    if not (path / "config.json").is_file():
+        raise invalid(
+            "not_a_model",
+            f"model is {config.model!r}: that directory holds no config.json",
+            field="model",
+            fix="name a Hugging Face model directory",
+        )
+    return path
+
+
+def environment_paths(environment: EnvironmentConfig, settings: ServiceSettings) -> EnvironmentPaths:
+    """The files that an environment names, resolved. Raises RequestRefused, naming the field."""
+    code = code_file(environment)
+    return EnvironmentPaths(
+        train=_dataset(environment.train, "environment.train", settings),
+        eval=_dataset(environment.eval, "environment.eval", settings),
+        code=None if code is None else _file(code, "environment.type", settings, (".py",)),
+    )
+
+
+def code_file(environment: EnvironmentConfig) -> str | None:
+    """FILE of a `python:FILE:FUNCTION` environment, None for a built-in one. Raises RequestRefused for anything else."""
+    if environment.type in BUILT_IN:
+        return None
+    prefix, _, rest = environment.type.partition(":")
+    name, _, function = rest.rpartition(":")
+    if prefix == "python" and name and function.isidentifier():
+        return name
+    raise invalid(
+        "unknown_environment",
+        f"environment.type is {environment.type[:200]!r}",
+        field="environment.type",
+        fix=f"use one of {', '.join(BUILT_IN)}, or python:FILE:FUNCTION",
+    )
+
+
+def _dataset(name: str | None, field: str, settings: ServiceSettings) -> Path | None:
+    return None if name is None else _file(name, field, settings, DATASETS)
+
+
+def _file(name: str, field: str, settings: ServiceSettings, suffixes: tuple[str, ...]) -> Path:
+    uploads = uploads_dir(settings.data_dir)
+    path = resolve_name(name, field=field, roots=settings.roots, uploads=uploads, directory=False)
+    if path.suffix not in suffixes:
+        raise invalid(
+            "wrong_suffix",
+            f"{field} is {name[:200]!r}, which is a {path.suffix or 'suffixless'} file",
+            field=field,
+            fix=f"name a file that ends in {' or '.join(suffixes)}",
+        )
+    return path
+
+
+def check_config(config: JobConfig, caller: Caller, settings: ServiceSettings) -> Path:
+    """Everything about a new job that needs no rows; the model's directory. Touches the file system: run it in a thread."""
+    if code_file(config.environment) is not None and not caller.may_bring_code:
+        raise forbidden(
+            "code_right_needed",
+            f"environment.type is {config.environment.type[:200]!r}, and token {caller.token.name!r} may not bring Python",
+            field="environment.type",
+            fix="use a built-in environment, or ask an admin for a token with the right `code`",
+        )
+    if config.environment.type == "math" and config.environment.train is None:
+        raise invalid(
+            "train_needed",
+            "environment.train is not set, and environment.type is 'math'",
+            field="environment.train",
+            fix="name a JSONL or Parquet file",
+        )
+    environment_paths(config.environment, settings)
+    return model_dir(config, settings)
+
+
+async def submit(tx: Tx, caller: Caller, config: JobConfig, *, model: Path, now: float) -> Done:
+    """Queue a new job."""
+    await _check_spend(tx, caller, config.budget, besides=None)
+    job = Job(
+        id=f"j-{secrets.token_hex(8)}",
+        name=config.name,
+        owner=caller.token.id,
+        config=config,
+        state=JobState.QUEUED,
+        reason="waits for a free learner",
+        state_since=now,
+        created_at=now,
+        model_dir=str(model),
+    )
+    await tx.put(job)
+    await record_event(tx, job.id, "job_submitted", {"name": job.name, "by": caller.token.name}, now=now)
+    return Done(await job_view(tx, job, now=now), _topics(job))
+
+
+async def _check_spend(reader: Reader, caller: Caller, budget: BudgetConfig, *, besides: str | None) -> None:
+    """The budgets of a token's live jobs, what its ended jobs cost, and this budget must stay within its spend limit."""
+    limit = caller.token.spend_limit_uusd
+    if limit is None:
+        return
+    if budget.usd is None:
+        raise forbidden(
+            "budget_needed",
+            f"budget.usd is not set, and token {caller.token.name!r} may spend at most {limit} uUSD",
+            field="budget.usd",
+            fix="set budget.usd",
+        )
+    committed = 0
+    for job in await reader.select(Job, owner=caller.token.id):
+        if job.id != besides:
+            committed += await _committed_uusd(reader, job)
+    if committed + usd_to_uusd(budget.usd) > limit:
+        raise forbidden(
+            "spend_limit_passed",
+            f"budget.usd is {budget.usd}; {committed} of the token's {limit} uUSD are spent or budgeted by its other jobs",
+            field="budget.usd",
+            fix="lower budget.usd, or ask an admin for a token with a higher spend limit",
+        )
+
+
+async def _committed_uusd(reader: Reader, job: Job) -> int:
+    usd = job.config.budget.usd
+    if job.state in ENDED or usd is None:
+        return await job_cost_uusd(reader, job)
+    return usd_to_uusd(usd)
+
+
+async def change(tx: Tx, caller: Caller, job_id: str, patch: JobPatch, *, now: float) -> Done:
+    """Change S, kappa or the budget; the driver reads them at the next seal."""
+    job = await owned(tx, caller, job_id)
+    _refuse_ended(job, "be changed")
+    config = patched(job, patch)
+    if patch.budget is not None:
+        await _check_spend(tx, caller, patch.budget, besides=job.id)
+    job = replace(job, config=config)
+    await tx.put(job)
+    changes = patch.model_dump(mode="json", exclude_none=True)
+    await record_event(tx, job.id, "job_changed", {"by": caller.token.name, **changes}, now=now)
+    return Done(await job_view(tx, job, now=now), _topics(job))
+
+
+def patched(job: Job, patch: JobPatch) -> JobConfig:
+    """The configuration after the patch (pure). Raises RequestRefused when it changes nothing or cannot be met any more."""
+    if patch == JobPatch():
+        raise invalid("nothing_to_change", "the patch sets nothing", field="body", fix="set staleness_max, publish_every or budget")
+    if patch.budget is not None and patch.budget.steps < job.committed_steps:
+        raise invalid(
+            "steps_already_committed",
+            f"budget.steps is {patch.budget.steps}; {job.committed_steps} steps are committed",
+            field="budget.steps",
+            fix=f"set at least {job.committed_steps}, or cancel the job",
+        )
+    bound = job.config.staleness.max if patch.staleness_max is None else patch.staleness_max
+    every = job.config.staleness.publish_every if patch.publish_every is None else patch.publish_every
+    staleness = job.config.staleness.model_copy(update={"max": bound, "publish_every": every})
+    return job.config.model_copy(update={"staleness": staleness, "budget": patch.budget or job.config.budget})
+
+
+async def pause(tx: Tx, caller: Caller, job_id: str, reason: str, *, now: float) -> Done:
+    """Stop granting work and training; `resume` leads back."""
+    job = await owned(tx, caller, job_id)
+    state = _moved(job, "paused", "paused")
+    paused = replace(job, state=state, resume_state=job.state, reason=said("paused", caller, reason), state_since=now)
+    return await _save(tx, paused, "paused", now=now)
+
+
+async def resume(tx: Tx, caller: Caller, job_id: str, reason: str, *, now: float) -> Done:
+    """Back to where it was paused."""
+    job = await owned(tx, caller, job_id)
+    state = _moved(job, resumed_event(job.resume_state), "resumed")
+    words = said("resumed", caller, reason)
+    resumed = replace(job, state=state, resume_state=None, reason=words, state_since=now, no_signal_streak=0)
+    return await _save(tx, resumed, "resumed", now=now)
+
+
+async def cancel(tx: Tx, caller: Caller, job_id: str, reason: str, *, now: float) -> Done:
+    """End it now: every group settles with this reason (law 2), every lease closes."""
+    job = await owned(tx, caller, job_id)
+    state = _moved(job, "cancelled", "cancelled")
+    words = said("cancelled", caller, reason)
+    cancelled = replace(job, state=state, resume_state=None, reason=words, state_since=now)
+    await settle_all(tx, job.id, f"job_cancelled: {words}", now=now)
+    return await _save(tx, cancelled, "job_cancelled", now=now)
+
+
+async def _save(tx: Tx, job: Job, kind: str, *, now: float) -> Done:
+    await tx.put(job)
+    await record_event(tx, job.id, kind, {"reason": job.reason, "state": job.state.value}, now=now)
+    return Done(await job_view(tx, job, now=now), _topics(job))
+
+
+def _moved(job: Job, event: str, verb: str) -> JobState:
+    try:
+        return move(JOB, job.state, event)
+    except IllegalMove as error:
+        raise conflict(
+            "illegal_state",
+            f"job {job.id} is {job.state.value} and cannot be {verb}",
+            field="job_id",
+            fix="look at the job's state: GET /api/v1/jobs/{job_id}",
+        ) from error
+
+
+def _refuse_ended(job: Job, what: str) -> None:
+    if job.state in ENDED:
+        raise conflict(
+            "job_ended", f"job {job.id} is {job.state.value} and cannot {what}", field="job_id", fix="submit a new job instead"
+        )
+
+
+def _topics(job: Job) -> frozenset[str]:
+    return frozenset({job.id, "jobs"})

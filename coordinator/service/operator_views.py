@@ -1,0 +1,185 @@
+"""Loads a job's rows and makes what operators and authors see of it."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import StrEnum
+from typing import Any
+
+from coordinator.domain.audit import audit
+from coordinator.domain.model import (
+    Batch,
+    Group,
+    GroupState,
+    Holding,
+    Job,
+    JobState,
+    Lease,
+    LeaseState,
+    Metric,
+    Publication,
+    PublicationState,
+    Refusal,
+    Rollout,
+    RolloutState,
+    Worker,
+    WorkerSession,
+    WorkerState,
+)
+from coordinator.service.operator_errors import unknown
+from coordinator.service.operator_figures import (
+    cost_uusd,
+    ended_at,
+    figure,
+    learner_view,
+    rate_view,
+    rate_window_s,
+    staleness_view,
+)
+from coordinator.service.ports import Reader, Store
+from coordinator.service.tokens import Caller
+from coordinator.wire.rest import (
+    EVAL_METRIC,
+    REWARD_METRIC,
+    AuditView,
+    JobList,
+    JobsQuery,
+    JobSummary,
+    JobView,
+    WorkView,
+)
+
+STEPS_COUNTED = 2000
+MOST_VALUES = 500
+ACCEPTED = [
+    RolloutState.ACCEPTED,
+    RolloutState.SCORED,
+    RolloutState.UNSCORED,
+    RolloutState.GRADER_FAILED,
+    RolloutState.GRADER_TIMEOUT,
+]
+
+
+async def owned(reader: Reader, caller: Caller, job_id: str) -> Job:
+    """The job, if the caller may see it; an author is not told about jobs of others."""
+    job = await reader.get(Job, job_id)
+    if job is None or (caller.is_author and job.owner != caller.token.id):
+        raise unknown("job", job_id)
+    return job
+
+
+async def distinct(reader: Reader, kind: type[Any], field: str, **filters: object) -> list[str]:
+    """The different values of a text field, ascending, at most `MOST_VALUES`: one indexed look-up each, no scan."""
+    values: list[str] = []
+    while len(values) < MOST_VALUES:
+        above = {f"{field}__gt": values[-1]} if values else {}
+        rows = await reader.select(kind, order_by=field, limit=1, **filters, **above)
+        if not rows:
+            break
+        values.append(getattr(rows[0], field))
+    return values
+
+
+async def newest_metric(reader: Reader, job_id: str, name: str) -> Metric | None:
+    """The point of the highest step."""
+    rows = await reader.select(Metric, job_id=job_id, name=name, order_by="-step", limit=1)
+    return rows[0] if rows else None
+
+
+async def listed(reader: Reader, caller: Caller, query: JobsQuery) -> JobList:
+    """The newest jobs that the caller may see."""
+    filters: dict[str, object] = {}
+    if caller.is_author:
+        filters["owner"] = caller.token.id
+    if query.state is not None:
+        filters["state"] = JobState(query.state)
+    if query.before is not None:
+        filters["created_at__lt"] = query.before
+    jobs = await reader.select(Job, order_by="-created_at", limit=query.limit, **filters)
+    lines = [await summary(reader, job) for job in jobs]
+    return JobList(jobs=tuple(lines), next_before=jobs[-1].created_at if len(jobs) == query.limit else None)
+
+
+async def summary(reader: Reader, job: Job) -> JobSummary:
+    """One line of the list."""
+    return JobSummary(**await _line(reader, job))
+
+
+async def _line(reader: Reader, job: Job) -> dict[str, Any]:
+    return {
+        "id": job.id,
+        "name": job.name,
+        "owner": job.owner,
+        "state": job.state.value,
+        "reason": job.reason,
+        "state_since": job.state_since,
+        "created_at": job.created_at,
+        "committed_steps": job.committed_steps,
+        "planned_steps": job.config.budget.steps,
+        "reward": figure(await newest_metric(reader, job.id, REWARD_METRIC)),
+    }
+
+
+async def job_view(reader: Reader, job: Job, *, now: float) -> JobView:
+    """A whole job, as of `now`."""
+    batches = await reader.select(Batch, job_id=job.id, order_by="-step", limit=STEPS_COUNTED)
+    window_s = rate_window_s(job, now=now)
+    accepted = await reader.count(Rollout, job_id=job.id, accepted_at__gt=now - window_s)
+    publications = await reader.select(Publication, job_id=job.id, state=PublicationState.PUBLISHED, order_by="-version", limit=1)
+    return JobView(
+        **await _line(reader, job),
+        config=job.config,
+        resume_state=None if job.resume_state is None else job.resume_state.value,
+        eval=figure(await newest_metric(reader, job.id, EVAL_METRIC)),
+        staleness=staleness_view(job, batches),
+        learner=learner_view(job, batches),
+        rate=rate_view(job, batches, accepted=accepted, window_s=window_s),
+        work=await _work(reader, job),
+        newest_version=publications[0].version if publications else None,
+        cost_estimate_uusd=await job_cost_uusd(reader, job),
+    )
+
+
+async def _work(reader: Reader, job: Job) -> WorkView:
+    serving = await distinct(reader, Holding, "worker_id", job_id=job.id)
+    return WorkView(
+        groups=await _counts(reader, Group, job.id, GroupState),
+        rollouts=await _counts(reader, Rollout, job.id, RolloutState),
+        refused=await refused_by_code(reader, job_id=job.id),
+        accepted_tokens=await reader.total(Rollout, "length", job_id=job.id, state=ACCEPTED),
+        workers_serving=await reader.count(Worker, id=serving, state=WorkerState.ACTIVE) if serving else 0,
+        live_leases=await reader.count(Lease, job_id=job.id, state=LeaseState.LIVE),
+    )
+
+
+async def _counts(reader: Reader, kind: type[Any], job_id: str, states: type[StrEnum]) -> dict[str, int]:
+    counts = {state.value: await reader.count(kind, job_id=job_id, state=state) for state in states}
+    return {state: count for state, count in counts.items() if count}
+
+
+async def refused_by_code(reader: Reader, **filters: object) -> dict[str, int]:
+    """Refusals counted by code."""
+    codes = await distinct(reader, Refusal, "code", **filters)
+    return {code: await reader.count(Refusal, code=code, **filters) for code in codes}
+
+
+async def job_cost_uusd(reader: Reader, job: Job) -> int:
+    """Asked price of the sessions of workers that served the job, for the time that it lived."""
+    workers = await distinct(reader, Holding, "worker_id", job_id=job.id)
+    if not workers:
+        return 0
+    sessions = await reader.select(WorkerSession, worker_id=workers, last_seen_at__ge=job.created_at)
+    return cost_uusd(sessions, since=job.created_at, until=ended_at(job))
+
+
+async def audit_view(store: Store, caller: Caller, job_id: str) -> AuditView:
+    """Audit one job from a consistent snapshot; the checking itself runs in a thread, off the event loop."""
+
+    async def load(reader: Reader) -> tuple[Any, ...]:
+        job = await owned(reader, caller, job_id)
+        kinds = (Group, Rollout, Lease, Batch, Publication, Refusal)
+        return (job, *[await reader.select(kind, job_id=job_id) for kind in kinds])
+
+    rows = await store.read(load)
+    outcome = await asyncio.to_thread(audit, *rows)
+    return AuditView(ok=outcome.ok, findings=outcome.findings, counts=dict(outcome.counts))

@@ -1,0 +1,170 @@
+"""Seals the learner's next batch and commits its step. Blob first, then rows (law 2)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from blake3 import blake3
+
+from coordinator.domain import seal as sealing
+from coordinator.domain.model import Batch, BatchState, Group, GroupState, Job, JobState, Rollout, RolloutState
+from coordinator.domain.states import BATCH, GROUP, JOB, move
+from coordinator.service.batches import batch_file, carried
+from coordinator.service.deps import Deps
+from coordinator.service.ports import Reader, Tx
+from coordinator.service.recording import record_event, record_metrics
+from p2p.adapters.durable import write_durably
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The ready groups of a job with their rollouts, and what the seal rule says about them."""
+
+    groups: dict[int, Group]
+    rollouts: dict[str, list[Rollout]]
+    seal: sealing.Seal
+
+
+def batch_path(deps: Deps, job_id: str, step: int) -> Path:
+    """Where the batch of a step lies until a newer checkpoint is durable."""
+    return deps.settings.data_dir / "batches" / job_id / f"{step:08d}.safetensors"
+
+
+async def look(reader: Reader, job: Job) -> Ready:
+    """Read the ready groups and ask the seal rule."""
+    groups = {g.number: g for g in await reader.select(Group, job_id=job.id, state=GroupState.READY, order_by="number")}
+    rollouts: dict[str, list[Rollout]] = defaultdict(list)
+    for rollout in await reader.select(Rollout, group_id=[g.id for g in groups.values()]) if groups else []:
+        rollouts[rollout.group_id].append(rollout)
+    step = job.committed_steps
+    rejected = await reader.select(Group, job_id=job.id, state=GroupState.REJECTED, step=step)
+    replaced = sum(g.reason.startswith("no_signal") for g in rejected)
+    algorithm = job.config.algorithm
+    limit = algorithm.groups_per_step if algorithm.max_replacements is None else algorithm.max_replacements
+    seal = sealing.choose(
+        [_ready(group, rollouts[group.id]) for group in groups.values()],
+        step=step,
+        bound=job.config.staleness.max,
+        groups_per_step=algorithm.groups_per_step,
+        max_replacements=limit,
+        replaced=replaced,
+    )
+    return Ready(groups, rollouts, seal)
+
+
+def _ready(group: Group, rollouts: Sequence[Rollout]) -> sealing.ReadyGroup:
+    oldest = min(r.oldest_version for r in carried(rollouts) if r.oldest_version is not None)
+    scores = tuple(r.reward for r in sorted(rollouts, key=lambda r: r.slot) if r.state is RolloutState.SCORED)
+    return sealing.ReadyGroup(group.number, oldest, scores)
+
+
+async def seal_next(deps: Deps, job: Job, *, waited_s: float) -> Batch | None:
+    """Seal the batch of step `committed_steps` if enough groups are ready; apply the rule's rejections either way."""
+    ready = await deps.store.read(lambda r: look(r, job))
+    if ready.seal.rejected:
+        await deps.store.write(lambda tx: _reject(tx, job, ready, now=deps.clock.now()))
+        deps.wake.notify(job.id)
+    if ready.seal.groups is None:
+        return None
+    chosen = [ready.groups[number] for number in ready.seal.groups]
+    path, digest = await _write_file(deps, job, ready, chosen)
+    deps.reach("seal.file_written")
+    batch = Batch(
+        job_id=job.id,
+        step=job.committed_steps,
+        state=BatchState.SEALED,
+        groups=ready.seal.groups,
+        path=str(path),
+        digest=digest,
+        rollouts=sum(len(carried(ready.rollouts[g.id])) for g in chosen),
+        no_signal=ready.seal.no_signal,
+        staleness={str(age): count for age, count in ready.seal.staleness.items()},
+        sealed_at=deps.clock.now(),
+        waited_s=waited_s,
+    )
+    sealed = await deps.store.write(lambda tx: _seal(tx, job, batch, chosen))
+    deps.reach("seal.rows_written")
+    deps.wake.notify(job.id)
+    return batch if sealed else None
+
+
+async def _write_file(deps: Deps, job: Job, ready: Ready, chosen: Sequence[Group]) -> tuple[Path, str]:
+    blobs = {r.blob for g in chosen for r in ready.rollouts[g.id] if r.blob is not None}
+    frames = {blob: await deps.blobs.get(blob) for blob in blobs}
+    data = batch_file(job.id, job.committed_steps, chosen, ready.rollouts, frames=frames, zero=set(ready.seal.zero_weight))
+    path = batch_path(deps, job.id, job.committed_steps)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_durably(path, data)
+    return path, blake3(data).hexdigest()
+
+
+async def _seal(tx: Tx, job: Job, batch: Batch, chosen: Sequence[Group]) -> bool:
+    """Write the rows unless the job moved on or a group changed since it was read."""
+    now_job = await tx.get(Job, job.id)
+    if now_job is None or now_job.state is not JobState.RUNNING or now_job.committed_steps != batch.step:
+        return False
+    fresh = await tx.select(Group, id=[g.id for g in chosen], state=GroupState.READY)
+    if len(fresh) != len(chosen) or not await tx.insert(batch):
+        return False
+    await tx.put(*(replace(g, state=move(GROUP, g.state, "sealed"), step=batch.step) for g in fresh))
+    return True
+
+
+async def _reject(tx: Tx, job: Job, ready: Ready, *, now: float) -> None:
+    reasons = dict(ready.seal.rejected)
+    wanted = [ready.groups[number].id for number in reasons]
+    for group in await tx.select(Group, id=wanted, state=GroupState.READY):
+        # The step is kept on the row: replacements are counted per step, from rows.
+        state = move(GROUP, group.state, "rejected")
+        await tx.put(replace(group, state=state, reason=reasons[group.number], step=job.committed_steps, settled_at=now))
+
+
+async def _raw_rewards(reader: Reader, job_id: str, step: int) -> list[float]:
+    """Rewards of every scored rollout that came to this step, trained or replaced: the curve before filters (law 10)."""
+    groups = await reader.select(Group, job_id=job_id, step=step)
+    rollouts = await reader.select(Rollout, group_id=[g.id for g in groups], state=RolloutState.SCORED) if groups else []
+    return [r.reward for r in rollouts if r.reward is not None]
+
+
+async def commit_step(deps: Deps, job_id: str, step: int, *, train_s: float, metrics: Mapping[str, float]) -> None:
+    """The learner took step `step`: its batch is committed, its groups are trained, the job's step grows by one."""
+
+    async def save(tx: Tx) -> None:
+        now = deps.clock.now()
+        job, batch = await tx.get(Job, job_id), await tx.get(Batch, job_id, step)
+        if job is None or batch is None or job.committed_steps != step:
+            raise RuntimeError(f"step {step} of job {job_id} cannot be committed: it is not the next step of a sealed batch")
+        streak = job.no_signal_streak + 1 if batch.no_signal else 0
+        groups = await tx.select(Group, job_id=job_id, state=GroupState.SEALED, step=step)
+        await tx.put(*(replace(g, state=move(GROUP, g.state, "trained"), settled_at=now) for g in groups))
+        await tx.put(replace(batch, state=move(BATCH, batch.state, "committed"), committed_at=now, train_s=train_s))
+        rewards = await _raw_rewards(tx, job_id, step)
+        figures = {**metrics, "time/step": train_s, "time/wait_for_batch": batch.waited_s}
+        if rewards:
+            figures["reward/all/mean"] = sum(rewards) / len(rewards)
+        job = replace(job, committed_steps=step + 1, no_signal_streak=streak, learner_restarts=0)
+        await tx.put(await _paused_without_signal(tx, job, now=now))
+        await record_metrics(tx, job_id, step, figures, now=now)
+        summary = {"step": step, "train_s": train_s, "reward": figures.get("reward/all/mean"), "no_signal": batch.no_signal}
+        await record_event(tx, job_id, "step_committed", summary, now=now)
+
+    deps.reach("step.before_commit")
+    await deps.store.write(save)
+    deps.reach("step.committed")
+    deps.wake.notify(job_id)
+
+
+async def _paused_without_signal(tx: Tx, job: Job, *, now: float) -> Job:
+    limit = job.config.algorithm.no_signal_limit
+    if job.no_signal_streak < limit or job.state is not JobState.RUNNING:
+        return job
+    reason = (
+        f"{limit} steps in a row had no signal: every rollout of a group got the same reward. "
+        "Check the reward function and the difficulty of the prompts, then resume."
+    )
+    await record_event(tx, job.id, "paused", {"reason": reason}, now=now)
+    paused = move(JOB, job.state, "paused")
+    return replace(job, state=paused, reason=reason, state_since=now, resume_state=JobState.RUNNING, no_signal_streak=0)

@@ -1,0 +1,175 @@
+"""Heartbeats and the orders that ride on their answers. A beat that changes nothing writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from coordinator.domain.model import Holding, Lease, LeaseState, Worker, WorkerSession, WorkerState
+from coordinator.domain.states import WORKER, move
+from coordinator.domain.workers import standing
+from coordinator.service.deps import Deps
+from coordinator.service.ports import Reader, Tx
+from coordinator.service.worker_bulletin import Bulletin, News
+from coordinator.service.worker_leases import end_leases
+from coordinator.service.worker_places import may_serve
+from coordinator.service.worker_presence import Heard
+from coordinator.wire.messages import CancelOrder, Heartbeat, HeartbeatReply, VersionNotice
+
+UNKNOWN_AFTER_BEATS = 2.5  # a lease that the worker still does not name after this many beats was lost on the way
+FLUSH_AT_ONCE = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The rows behind one beat."""
+
+    live: tuple[Lease, ...]
+    ended: dict[str, str]  # leases that the worker names as live but are not -> why
+    holdings: tuple[Holding, ...]
+
+
+async def heartbeat(deps: Deps, bulletin: Bulletin, worker: Worker, beat: Heartbeat) -> HeartbeatReply:
+    """Note the sign of life, move the worker's state where its rows say so, and answer with orders."""
+    now = deps.clock.now()
+    held = frozenset((held.job_id, held.version, held.digest) for held in beat.held)
+    known = deps.presence.get(worker.id)
+    deps.presence.hear(Heard(worker.id, worker.session_epoch, now, _rate(beat, known), beat.activity, held))
+    news = await bulletin.news()
+    seen = await deps.store.read(lambda reader: _look(reader, worker, beat))
+    holds = _holds_usable(news, worker, seen.holdings, held)
+    event = _event(worker, beat, holds=holds)
+    lost = _lost(seen.live, beat, now=now, grace_s=UNKNOWN_AFTER_BEATS * deps.settings.heartbeat_s)
+    if event or lost:
+        worker = await _save(deps, worker, event, lost)
+    return _reply(deps, news, worker, seen, holds=holds)
+
+
+def _rate(beat: Heartbeat, known: Heard | None) -> float | None:
+    return beat.tokens_per_s or (known.tokens_per_s if known is not None else None)
+
+
+async def _look(reader: Reader, worker: Worker, beat: Heartbeat) -> Seen:
+    live = await reader.select(Lease, worker_id=worker.id, state=LeaseState.LIVE)
+    missing = set(beat.live_leases) - {lease.id for lease in live}
+    ended = await reader.select(Lease, id=sorted(missing), worker_id=worker.id) if missing else []
+    holdings = await reader.select(Holding, worker_id=worker.id) if beat.held else []
+    reasons = dict.fromkeys(sorted(missing), "this coordinator has no such lease of yours")
+    reasons.update((lease.id, lease.reason or lease.state.value) for lease in ended)
+    return Seen(tuple(live), reasons, tuple(holdings))
+
+
+def _holds_usable(news: News, worker: Worker, holdings: Sequence[Holding], held: frozenset[tuple[str, int, str]]) -> bool:
+    """Whether a version that it confirmed, and still holds, can serve some job's next step."""
+    for holding in holdings:
+        posting = news.postings.get(holding.job_id)
+        if posting is None or (holding.job_id, holding.version, holding.digest) not in held:
+            continue
+        invited_to = news.invited_to.get(worker.invite_id, ())
+        if posting.is_usable(holding.version) and may_serve(posting.job, worker, invited_to)[0]:
+            return True
+    return False
+
+
+def _event(worker: Worker, beat: Heartbeat, *, holds: bool) -> str | None:
+    """What the beat changes about the worker's state."""
+    if beat.draining and worker.state in (WorkerState.STANDBY, WorkerState.ACTIVE):
+        return "drain_ordered"
+    if worker.state is WorkerState.STANDBY and holds:
+        return "version_confirmed"
+    if worker.state is WorkerState.ACTIVE and not holds:
+        return "version_outdated"
+    return None
+
+
+def _lost(live: Sequence[Lease], beat: Heartbeat, *, now: float, grace_s: float) -> list[Lease]:
+    """Leases whose grant never reached the worker, or that it forgot."""
+    named = set(beat.live_leases)
+    return [lease for lease in live if lease.id not in named and now - lease.issued_at > grace_s]
+
+
+async def _save(deps: Deps, worker: Worker, event: str | None, lost: Sequence[Lease]) -> Worker:
+    async def save(tx: Tx) -> tuple[Worker, frozenset[str]]:
+        now = deps.clock.now()
+        row = await tx.get(Worker, worker.id)
+        if row is None or row.session_epoch != worker.session_epoch:
+            return worker, frozenset()
+        if event and row.state is worker.state:
+            reason = "its owner stops it" if event == "drain_ordered" else ""
+            row = replace(row, state=move(WORKER, row.state, event), reason=reason, state_since=now)
+            await tx.put(row)
+        still = await tx.select(Lease, id=[lease.id for lease in lost], state=LeaseState.LIVE) if lost else []
+        reason = "the worker does not know of it"
+        return row, await end_leases(tx, [(lease, LeaseState.ABANDONED, reason) for lease in still], now=now)
+
+    row, jobs = await deps.store.write(save)
+    for topic in ("workers", *jobs):
+        deps.wake.notify(topic)
+    return row
+
+
+def _reply(deps: Deps, news: News, worker: Worker, seen: Seen, *, holds: bool) -> HeartbeatReply:
+    works, words = standing(worker, holds_newest_usable=holds)
+    if works and not seen.live:
+        words = "active: waits for work"
+    notices, refusals = _notices(news, worker)
+    if not works and not notices and worker.state is WorkerState.STANDBY:
+        words = "; ".join(refusals) or "standby: no job is running that has published weights"
+    return HeartbeatReply(
+        server_time=deps.clock.now(),
+        state=worker.state.value,
+        reason=words,
+        versions=notices,
+        cancel=tuple(CancelOrder(lease_id=lease_id, reason=why) for lease_id, why in seen.ended.items()),
+        drain=worker.reason or "the operator drains this worker" if worker.state is WorkerState.DRAINING else None,
+        price_uusd_per_hour=worker.price_uusd_per_hour,
+        heartbeat_s=deps.settings.heartbeat_s,
+    )
+
+
+def _notices(news: News, worker: Worker) -> tuple[tuple[VersionNotice, ...], list[str]]:
+    """The newest version of each job that the worker may serve, and why it may not serve the others."""
+    notices, refusals = [], []
+    for posting in news.postings.values():
+        allowed, words = may_serve(posting.job, worker, news.invited_to.get(worker.invite_id, ()))
+        if not allowed:
+            refusals.append(words)
+            continue
+        notices.append(
+            VersionNotice(
+                job_id=posting.job.id,
+                version=posting.version,
+                digest=posting.digest,
+                committed_steps=posting.job.committed_steps,
+            )
+        )
+    if worker.state in (WorkerState.QUARANTINED, WorkerState.DRAINING):
+        return (), refusals
+    return tuple(notices), refusals
+
+
+async def flush(deps: Deps) -> None:
+    """Write what was heard since the last flush, many rows at once."""
+    while heard := deps.presence.take_unsaved(FLUSH_AT_ONCE):
+        by_id = {one.worker_id: one for one in heard}
+        await deps.store.write(lambda tx, by_id=by_id: _flush(tx, by_id))  # type: ignore[misc]
+
+
+async def _flush(tx: Tx, heard: dict[str, Heard]) -> None:
+    workers = [w for w in await tx.select(Worker, id=list(heard)) if w.session_epoch == heard[w.id].epoch]
+    if workers:
+        await tx.put(*(_heard_row(worker, heard[worker.id]) for worker in workers))
+    epochs = {worker.id: worker.session_epoch for worker in workers}
+    sessions = await tx.select(WorkerSession, worker_id=list(epochs), ended_at=None)
+    current = [s for s in sessions if s.epoch == epochs[s.worker_id]]
+    if current:
+        await tx.put(*(replace(s, last_seen_at=max(s.last_seen_at, heard[s.worker_id].at)) for s in current))
+
+
+def _heard_row(worker: Worker, heard: Heard) -> Worker:
+    return replace(
+        worker,
+        last_seen_at=max(worker.last_seen_at, heard.at),
+        tokens_per_s=worker.tokens_per_s if heard.tokens_per_s is None else heard.tokens_per_s,
+        activity=worker.activity if heard.activity is None else heard.activity,
+    )

@@ -1,0 +1,48 @@
+"""What a worker says about itself: working, or not working because ..., and its refusals in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KEPT_NOTES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that did not go as it should; `at` is on the machine's clock."""
+
+    at: float
+    code: str
+    reason: str
+    blame: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A session at one moment."""
+
+    working: bool
+    because: str
+    phase: str
+    coordinator_state: str
+    coordinator_reason: str
+    loaded: str
+    newest: str
+    live_leases: int
+    generating: int
+    unsent: int
+    notes: tuple[Note, ...]
+
+
+def activity(*, generating: int, fetching: str, swapping: str, confirming: str, waiting_for: str) -> tuple[bool, str]:
+    """(is working, in words): the first of these that is true, most telling first."""
+    if generating:
+        beside = f", fetching {fetching}" if fetching else ""
+        return True, f"generating {generating} completions{beside}"
+    if swapping:
+        return False, f"loading {swapping}"
+    if confirming:
+        return False, f"waiting for the coordinator to confirm {confirming}"
+    if fetching:
+        return False, f"fetching {fetching}"
+    return False, waiting_for
