@@ -15,6 +15,8 @@ from pathlib import Path
 
 import structlog
 from aiohttp import web
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.x509 import load_pem_x509_certificate
 
 from coordinator.adapters.clock import SystemClock
 from coordinator.adapters.crash import crash_at
@@ -29,18 +31,17 @@ from coordinator.errors import CannotServe
 from coordinator.jobs_loop import JobsLoop
 from coordinator.service.deps import Deps, ServiceSettings
 from coordinator.service.driving import Tools
-from coordinator.service.sweeping import recover, sweep
+from coordinator.service.sweeping import keep_sweeping, recover
 from coordinator.service.tokens import first_admin
 from coordinator.store.blobs import FileBlobs
-from coordinator.store.lock import hold_lock
+from coordinator.store.errors import StoreError
 from coordinator.store.migrate import upgrade
 from coordinator.store.sql import open_store
 from coordinator.wire.signing import public_hex
 from p2p.adapters.durable import write_durably
-from p2p.adapters.tls import certificate_sha256, self_signed, server_context
+from p2p.adapters.tls import self_signed, server_context
 
 log = structlog.get_logger()
-SWEEP_MOST_S = 1.0
 END_S = 20.0
 
 
@@ -77,8 +78,6 @@ async def coordinator(settings: Settings) -> AsyncIterator[Served]:
     _check_address(settings)
     _make_home(home)
     async with contextlib.AsyncExitStack() as stack:
-        await stack.enter_async_context(hold_lock(settings.store_url, home))
-        await asyncio.to_thread(upgrade, settings.store_url)
         deps = await _deps(settings, stack)
         token_file = home / "admin.token"
         await first_admin(deps.store, token_file, now=deps.clock.now())
@@ -116,7 +115,11 @@ def _make_home(home: Path) -> None:
 
 
 async def _deps(settings: Settings, stack: contextlib.AsyncExitStack) -> Deps:
-    store = await open_store(settings.store_url)
+    try:
+        await asyncio.to_thread(upgrade, settings.store_url)
+        store = await open_store(settings.store_url)
+    except StoreError as error:
+        raise CannotServe(str(error)) from error
     stack.push_async_callback(store.close)
     clock = SystemClock()
     return Deps(
@@ -140,9 +143,13 @@ def _tls(settings: Settings) -> tuple[str | None, ssl.SSLContext | None]:
     assert settings.tls_key is not None
     try:
         context = server_context(settings.tls_certificate, settings.tls_key)
-        return certificate_sha256(settings.tls_certificate), context
+        return _fingerprint(settings.tls_certificate), context
     except (OSError, ssl.SSLError, ValueError) as error:
         raise CannotServe(f"the TLS files {settings.tls_certificate} and {settings.tls_key} cannot be used: {error}") from error
+
+
+def _fingerprint(path: Path) -> str:
+    return load_pem_x509_certificate(path.read_bytes()).fingerprint(SHA256()).hex()
 
 
 async def _serve(
@@ -176,7 +183,7 @@ async def _start_loops(settings: Settings, deps: Deps, stack: contextlib.AsyncEx
         publisher=publisher,
         planes=JailedPlanes(deps.settings, processes=settings.grader_processes),
     )
-    for name, loop in (("jobs", JobsLoop(deps, tools).run), ("sweep", lambda: _sweep_loop(deps))):
+    for name, loop in (("jobs", JobsLoop(deps, tools).run), ("sweep", lambda: keep_sweeping(deps))):
         task = asyncio.create_task(_essential(name, loop), name=name)
         stack.push_async_callback(_end, task)
 
@@ -195,11 +202,3 @@ async def _end(task: asyncio.Task[None]) -> None:
     with contextlib.suppress(asyncio.CancelledError, TimeoutError):
         async with asyncio.timeout(END_S):
             await task
-
-
-async def _sweep_loop(deps: Deps) -> None:
-    with deps.wake.watch("workers") as watch:
-        while True:
-            deadline = await sweep(deps)
-            pause = SWEEP_MOST_S if deadline is None else min(max(deadline - deps.clock.now(), 0.05), SWEEP_MOST_S)
-            await watch.wait(pause)

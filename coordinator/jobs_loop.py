@@ -71,7 +71,7 @@ class JobsLoop:
             if job is None or job.state in TERMINAL[JobState] or job.state is JobState.PAUSED:
                 return
             now = self._deps.clock.now()
-            paused = move(JOB, job.state, "paused")
+            paused = move(JOB, job.state, "pause_requested")
             await tx.put(replace(job, state=paused, reason=reason, state_since=now, resume_state=job.state))
             await record_event(tx, job_id, "paused", {"reason": reason}, now=now)
 

@@ -6,7 +6,7 @@ Indexes (which leases are live, which groups unsettled) only spare a scan of the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from coordinator.domain import admission, groups, leases, workers
@@ -202,7 +202,7 @@ class Coordinator:
             rows[slot] = replace(rows[slot], state=state, lease_id=lease.id, worker_id=worker_id, attempts=attempts)
         return lease
 
-    def submit(self, lease: Lease, session_epoch: int, done: Submitted, now: float) -> Verdict:
+    def submit(self, lease: Lease, session_epoch: int, done: Submitted, *, claimed: Mapping[int, str], now: float) -> Verdict:
         """One finished completion arrives; settled at most once."""
         stored, number = self.leases[lease.id], int(lease.group_id[1:])
         row = self.rollouts[number][done.slot]
@@ -218,17 +218,24 @@ class Coordinator:
             now=now,
         )
         if refused is None:
-            verdict = admission.check_completion(done, self._limits(stored))
+            verdict = admission.check_completion(done, self._limits(stored, claimed))
         else:
             verdict = Verdict(done.slot, False, refused.code, refused.reason, refused.blame, refused.paid)
         if verdict.accepted:
             self._settle(stored, number, done, now)
         else:
             self._refuse(stored, verdict, len(done.token_ids), now)
+            self._reopen(stored, number, done.slot, now)
         return verdict
 
-    def _limits(self, lease: Lease) -> CompletionLimits:
-        known = {p.version: p.digest for p in self.publications if p.state is not PublicationState.ROLLED_BACK}
+    def _reopen(self, lease: Lease, number: int, slot: int, now: float) -> None:
+        """A refused slot waits for another lease at once."""
+        row = self.rollouts[number][slot]
+        if lease.state is LeaseState.LIVE and row.lease_id == lease.id and row.state is RolloutState.LEASED:
+            self.rollouts[number][slot] = replace(row, state=move(ROLLOUT, row.state, "released"), lease_id=None)
+            self._close_if_done(lease, number, now)
+
+    def _limits(self, lease: Lease, claimed: Mapping[int, str]) -> CompletionLimits:
         return CompletionLimits(
             vocab_size=VOCABULARY,
             stop_token_ids=(STOP_TOKEN,),
@@ -238,7 +245,7 @@ class Coordinator:
             bound=self.bound,
             committed_steps=self.job.committed_steps,
             confirmed=self.held[lease.worker_id],
-            claimed=known,
+            claimed=claimed,
             rolled_back=self.rolled_back,
             fastest_tokens_per_s=FASTEST_TOKENS_PER_S,
         )
@@ -260,6 +267,10 @@ class Coordinator:
         group = self.groups[number]
         known = oldest if group.oldest_version is None else min(group.oldest_version, oldest)
         self.groups[number] = replace(group, oldest_version=known)
+        self._close_if_done(lease, number, now)
+
+    def _close_if_done(self, lease: Lease, number: int, now: float) -> None:
+        rows = self.rollouts[number]
         if all(rows[slot].lease_id != lease.id or rows[slot].accepted_at is not None for slot in lease.slots):
             self._close_lease(lease, move(LEASE, lease.state, "all_settled"), "", now)
 

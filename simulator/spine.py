@@ -200,8 +200,8 @@ class Spine:
         if not self._up:
             self._retry(self._submit, worker, generation)
             return
-        done = worker.finish(generation)
-        verdict = self.coordinator.submit(generation.lease, worker.life, done, self.now)
+        done, claimed = worker.finish(generation)
+        verdict = self.coordinator.submit(generation.lease, worker.life, done, claimed=claimed, now=self.now)
         if not verdict.accepted:
             self._tell(f"{worker.id} refused: {verdict.code}: {verdict.reason}")
             return
@@ -257,6 +257,8 @@ class Spine:
             self._at(crash.for_s, self._rejoin, worker)
 
     def _rejoin(self, worker: SimulatedWorker) -> None:
+        if worker.up:  # back already, from an earlier crash
+            return
         if not self._up:
             self._retry(self._rejoin, worker)
             return

@@ -38,7 +38,7 @@ class SimulatedWorker:
     version: int | None = None
     digest: str = ""
     fetching: bool = False
-    swaps: list[tuple[float, int]] = field(default_factory=list)  # (time, version) in order
+    swaps: list[tuple[float, int, str]] = field(default_factory=list)  # (time, version, digest) in order
     queue: deque[tuple[Lease, int]] = field(default_factory=deque)
     running: dict[tuple[str, int], Generation] = field(default_factory=dict)
 
@@ -70,7 +70,7 @@ class SimulatedWorker:
     def swap(self, version: int, digest: str, now: float) -> None:
         """Serve another version from now on; running completions continue."""
         self.version, self.digest = version, digest
-        self.swaps.append((now, version))
+        self.swaps.append((now, version, digest))
 
     def keep_only(self, live: frozenset[str]) -> list[Generation]:
         """Stop work on leases that are not live any more; what was under way."""
@@ -86,23 +86,31 @@ class SimulatedWorker:
         self.swaps, self.queue, self.running = [], deque(), {}
         return lost
 
-    def finish(self, generation: Generation) -> Submitted:
-        """The completion as it is sent; each token carries the version that was served when it was made."""
+    def finish(self, generation: Generation) -> tuple[Submitted, dict[int, str]]:
+        """The completion as it is sent, and the digest of each version in it.
+
+        Each token carries the version that was served when it was made. Of two digests under one number the first is named:
+        a replay replaced it, so the completion is refused for what it is.
+        """
         made_at = generation.started_at + (np.arange(generation.tokens) + 0.5) / self.model.tokens_per_s
-        times = np.array([at for at, _ in self.swaps])
-        served = np.array([version for _, version in self.swaps], dtype=np.int32)
+        place = np.searchsorted([at for at, _, _ in self.swaps], made_at, side="right") - 1
+        served = np.array([version for _, version, _ in self.swaps], dtype=np.int32)
+        claimed: dict[int, str] = {}
+        for _, version, digest in self.swaps[int(place[0]) : int(place[-1]) + 1]:
+            claimed.setdefault(version, digest)
         token_ids = np.full(generation.tokens, STOP_TOKEN + 1, dtype=np.int32)
         stops = generation.tokens < MAX_TOKENS
         if stops:
             token_ids[-1] = STOP_TOKEN
-        return Submitted(
+        done = Submitted(
             slot=generation.slot,
             token_ids=token_ids,
             logprobs=np.full(generation.tokens, -0.5, dtype=np.float32),
-            versions=served[np.searchsorted(times, made_at, side="right") - 1],
+            versions=served[place],
             stop_reason="stop" if stops else "length",
             generate_s=generation.tokens / self.model.tokens_per_s,
         )
+        return done, claimed
 
 
 def completion_length(job_seed: int, group: int, slot: int, tail: float) -> int:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 import structlog
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from coordinator.api.problems import from_foreign, from_http, internal_error, problem_of, response_of
 from coordinator.service.operator_errors import RequestRefused
 from coordinator.service.ports import Clock
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -25,7 +23,7 @@ SECURITY_HEADERS = {
 _log = structlog.get_logger(__name__)
 
 
-def problems(clock: Clock) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
+def problems(clock: Clock) -> Middleware:
     """The middleware that lets no error leave as anything but a problem document."""
 
     @web.middleware

@@ -50,9 +50,7 @@ def problem_of(refused: RequestRefused, *, now: float) -> Problem:
 
 def response_of(problem: Problem) -> web.Response:
     """The response that carries a document, with the headers that its status asks for."""
-    response = web.Response(
-        status=problem.status, text=problem.model_dump_json(), content_type=MEDIA_TYPE, charset=None
-    )
+    response = web.Response(status=problem.status, text=problem.model_dump_json(), content_type=MEDIA_TYPE, charset=None)
     if problem.retry_after_s is not None:
         response.headers["Retry-After"] = str(max(1, round(problem.retry_after_s)))
     if problem.status == HTTPStatus.UNAUTHORIZED:
@@ -62,7 +60,7 @@ def response_of(problem: Problem) -> web.Response:
 
 def from_http(error: web.HTTPException, request: web.Request, *, now: float) -> web.Response:
     """What aiohttp itself refuses: unknown paths, wrong methods, bodies it will not read."""
-    phrase = HTTPStatus(error.status).phrase if error.status in HTTPStatus else "Error"
+    phrase = HTTPStatus(error.status).phrase
     allowed = f"; it takes {error.headers['Allow']}" if "Allow" in error.headers else ""
     problem = Problem(
         title=phrase,

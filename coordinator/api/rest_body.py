@@ -139,7 +139,9 @@ async def blocks(request: web.Request, limits: RestLimits) -> AsyncIterator[byte
             async with asyncio.timeout(wait_s):
                 block = await request.content.readany()
         except TimeoutError as error:
-            raise too_slow(f"no byte of the upload arrived for {limits.block_s:g} s, or it took over {limits.upload_s:g} s") from error
+            raise too_slow(
+                f"no byte of the upload arrived for {limits.block_s:g} s, or it took over {limits.upload_s:g} s"
+            ) from error
         if not block:
             return
         yield block

@@ -127,9 +127,7 @@ ROUTES = (
         None,
         media="text/event-stream",
     ),
-    Route(
-        "GET", JOB + "/metrics", "viewer", "jobs", "Time series of a metric", metrics, rest.MetricsView, query=rest.MetricsQuery
-    ),
+    Route("GET", JOB + "/metrics", "viewer", "jobs", "Time series of a metric", metrics, rest.MetricsView, query=rest.MetricsQuery),
     Route(
         "GET",
         JOB + "/rollouts",

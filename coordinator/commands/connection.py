@@ -40,7 +40,7 @@ class Connection:
 
 def find(url: str | None, token: str | None, data_dir: Path | None) -> Connection:
     """Given options first; then the serve.json and admin.token of the data directory on this host."""
-    home = Settings(**({"data_dir": data_dir} if data_dir else {})).home
+    home = (Settings(data_dir=data_dir) if data_dir else Settings()).home
     served = _served(home / "serve.json")
     local = url is None or (served is not None and served["url"] == url)
     address = url or (served["url"] if served else None)

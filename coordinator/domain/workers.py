@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from typing import assert_never
+from collections.abc import Mapping
+from typing import Final
 
 from coordinator.domain.model import Worker, WorkerState
+
+_WHY_NOT: Final[Mapping[WorkerState, str]] = {
+    WorkerState.STANDBY: "fetching and confirming its first version",
+    WorkerState.DRAINING: "finishes its leases and leaves",
+    WorkerState.QUARANTINED: "too many faults",
+    WorkerState.GONE: "left or lost; join again to work",
+}
 
 
 def standing(worker: Worker, *, holds_newest_usable: bool) -> tuple[bool, str]:
@@ -12,21 +20,11 @@ def standing(worker: Worker, *, holds_newest_usable: bool) -> tuple[bool, str]:
 
     `holds_newest_usable`: it confirmed a version that can still serve the learner's next step.
     """
-    match worker.state:
-        case WorkerState.STANDBY:
-            return False, "standby: fetching and confirming its first version"
-        case WorkerState.DRAINING:
-            return False, f"draining: {worker.reason or 'finishes its leases and leaves'}"
-        case WorkerState.QUARANTINED:
-            return False, f"quarantined: {worker.reason or 'too many faults'}"
-        case WorkerState.GONE:
-            return False, f"gone: {worker.reason or 'left or lost'}; join again to work"
-        case WorkerState.ACTIVE if not holds_newest_usable:
-            return False, "waiting for weights: the version it holds is too old for the next step"
-        case WorkerState.ACTIVE:
+    if worker.state is WorkerState.ACTIVE:
+        if holds_newest_usable:
             return True, "active"
-        case _:
-            assert_never(worker.state)
+        return False, "waiting for weights: the version it holds is too old for the next step"
+    return False, f"{worker.state.value}: {worker.reason or _WHY_NOT[worker.state]}"
 
 
 def after_fault(worker: Worker, *, limit: int) -> tuple[int, WorkerState, str]:

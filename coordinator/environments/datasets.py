@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import mmap
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 
 from coordinator.environments.base import EnvironmentBroken, PromptValue
 
-FILE_LIMIT_BYTES = 1 << 30
+FILE_LIMIT_BYTES = 512 << 20
 LINE_LIMIT_BYTES = 4 << 20
 ROWS_LIMIT = 2_000_000
 PARQUET_LIMIT_BYTES = 512 << 20
@@ -117,40 +118,42 @@ def _prompt_column(first: Row, wanted: str) -> str:
 
 
 class _JsonLines:
-    """Offsets of the non-blank lines; a row is parsed again when asked for."""
+    """Offsets of the non-blank lines in a mapped file; a row is parsed again when asked for."""
 
     def __init__(self, path: Path) -> None:
         self._name = path.name
-        self._offsets = array("Q")
-        self._lines = array("L")
-        self._file = path.open("rb")
-        self._index()
+        self._starts = array("Q")
+        self._numbers = array("L")
+        if path.stat().st_size > 0:
+            with path.open("rb") as file:
+                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._index()
 
     def __len__(self) -> int:
-        return len(self._offsets)
+        return len(self._starts)
 
     def row(self, index: int) -> Row:
-        self._file.seek(self._offsets[index])
-        return self._parse(self._file.readline(LINE_LIMIT_BYTES), self._lines[index])
+        start = self._starts[index]
+        return self._parse(self._data[start : self._end(start)], self._numbers[index])
+
+    def _end(self, start: int) -> int:
+        """Where the line that begins at `start` ends: past its line break, or at the end of the file."""
+        return self._data.find(b"\n", start) + 1 or len(self._data)
 
     def _index(self) -> None:
-        offset = 0
-        number = 0
-        while line := self._file.readline(LINE_LIMIT_BYTES):
-            number += 1
-            self._check_length(line, number)
-            if line.strip():
-                self._offsets.append(offset)
-                self._lines.append(number)
-            offset += len(line)
-        if len(self._offsets) > ROWS_LIMIT:
-            raise EnvironmentBroken(f"{self._name} holds {len(self._offsets)} rows, above the limit of {ROWS_LIMIT}: split it")
-
-    def _check_length(self, line: bytes, number: int) -> None:
-        if len(line) == LINE_LIMIT_BYTES and not line.endswith(b"\n"):
-            raise EnvironmentBroken(
-                f"{self._name} line {number} is longer than {LINE_LIMIT_BYTES} bytes: shorten it (one JSON object a line)"
-            )
+        start, number = 0, 0
+        while start < len(self._data):
+            end, number = self._end(start), number + 1
+            if end - start > LINE_LIMIT_BYTES:
+                raise EnvironmentBroken(
+                    f"{self._name} line {number} is longer than {LINE_LIMIT_BYTES} bytes: shorten it (one JSON object a line)"
+                )
+            if self._data[start:end].strip():
+                self._starts.append(start)
+                self._numbers.append(number)
+            start = end
+        if len(self) > ROWS_LIMIT:
+            raise EnvironmentBroken(f"{self._name} holds {len(self)} rows, above the limit of {ROWS_LIMIT}: split it")
 
     def _parse(self, line: bytes, number: int) -> Row:
         place = f"{self._name} line {number}"

@@ -36,7 +36,7 @@ class PoolSettings:
     backoff_most_s: float = 5.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Slot:
     """A child, or the failures since there was one."""
 
@@ -160,10 +160,13 @@ class Pool:
         slot.failures += 1
         self.restarts += 1
         try:
-            slot.child = await self._start_child()
+            child = await self._start_child()
         except (EnvironmentBroken, OSError) as error:
             raise ChildLost(f"no grading process could be started: {error}", is_timeout=False) from error
-        slot.failures = 0
+        if self._is_closed:
+            await child.kill()
+        self._check_open()
+        slot.child, slot.failures = child, 0
 
     async def _start_child(self) -> JailedProcess:
         return await JailedProcess.start(self._spec, self._limits, timeout_s=self._settings.start_timeout_s)

@@ -132,16 +132,11 @@ def _variables() -> dict[str, str]:
 
 
 async def _spawn() -> JailedProcess:
-    """Start the interpreter with nothing of ours but one end of a socket pair."""
-    scratch = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="echo2-jail-"))
+    """Start the interpreter with nothing of ours but one end of a socket pair. The last await makes the process, so none leaks."""
+    scratch = Path(tempfile.mkdtemp(prefix="echo2-jail-"))
     ours, theirs = socket.socketpair()
+    streams = await asyncio.open_connection(sock=ours)
     try:
-        environment = {
-            **_variables(),
-            "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTHONHASHSEED": "0",
-        }
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "coordinator.environments.child"),
             *("--link", str(theirs.fileno()), "--parent", str(os.getpid())),
@@ -149,15 +144,20 @@ async def _spawn() -> JailedProcess:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
-            env=environment,
+            env=_environment(),
             cwd=scratch,
             start_new_session=True,
         )
     except BaseException:
-        ours.close()
+        streams[1].close()
         shutil.rmtree(scratch, ignore_errors=True)
         raise
     finally:
         theirs.close()
-    streams = await asyncio.open_connection(sock=ours)
     return JailedProcess(process, scratch, streams)
+
+
+def _environment() -> dict[str, str]:
+    """What the interpreter needs to find us; the child empties it again before it jails itself."""
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    return {**_variables(), "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}

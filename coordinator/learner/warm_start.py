@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -35,6 +36,8 @@ CONTEXT_TOKENS = 256
 STEPS = 300
 BATCH = 64
 LEARNING_RATE = 2e-3
+WARMUP_STEPS = 50
+BETAS = (0.9, 0.95)
 COPIED_SHARE = 0.65
 SLIP_PER_DIGIT = 0.05
 IGNORED = -100  # the label cross_entropy leaves out
@@ -143,9 +146,8 @@ def encode(text: str) -> list[int]:
 
 
 def _train(model: Qwen3ForCausalLM, seed: int, steps: int, progress: Callable[[int, float], None]) -> float:
-    """Supervised steps with a cosine learning rate; the last loss."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    """Supervised steps with a warmed-up cosine learning rate; the last loss."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=BETAS, weight_decay=0.0)
     value = float("nan")
     for step in range(steps):
         inputs, labels = _lessons(seed, range(step * BATCH, (step + 1) * BATCH))
@@ -154,8 +156,9 @@ def _train(model: Qwen3ForCausalLM, seed: int, steps: int, progress: Callable[[i
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / WARMUP_STEPS) * (1 + math.cos(math.pi * step / steps)) / 2
         optimizer.step()
-        schedule.step()
         value = float(loss.detach())
         if (step + 1) % PROGRESS_EVERY == 0:
             progress(step + 1, value)

@@ -142,7 +142,7 @@ class JobDriver:
 
         async def save(tx: Tx) -> Job:
             job = await self._row(tx)
-            state = move(JOB, job.state, "started") if job.state is JobState.QUEUED else job.state
+            state = move(JOB, job.state, "learner_started") if job.state is JobState.QUEUED else job.state
             since = self._deps.clock.now() if state is not job.state else job.state_since
             job = replace(job, state=state, state_since=since, learner_fence=job.learner_fence + 1)
             await tx.put(job)
@@ -330,7 +330,7 @@ class JobDriver:
     async def _mark_finishing(self, tx: Tx) -> None:
         job = await self._row(tx)
         if job.state in (JobState.RUNNING, JobState.PAUSED):
-            await tx.put(replace(job, state=move(JOB, job.state, "steps_completed"), state_since=self._deps.clock.now()))
+            await tx.put(replace(job, state=move(JOB, job.state, "steps_done"), state_since=self._deps.clock.now()))
 
     async def _may_restart(self, lost: LearnerLost) -> bool:
         """Count the loss, wait, and say whether to start again; fail the job after too many without a step between."""

@@ -23,7 +23,7 @@ async def settle_all(tx: Tx, job_id: str, reason: str, *, now: float) -> int:
         rollouts = await tx.select(Rollout, group_id=group.id)
         void = [r for r in rollouts if r.state in (RolloutState.OPEN, RolloutState.LEASED)]
         if void:
-            await tx.put(*(replace(r, state=move(ROLLOUT, r.state, "voided")) for r in void))
+            await tx.put(*(replace(r, state=move(ROLLOUT, r.state, "group_ended")) for r in void))
         event = "voided" if len(void) == len(rollouts) else "rejected"
         await tx.put(replace(group, state=move(GROUP, group.state, event), reason=reason, settled_at=now))
     return len(groups)

@@ -14,11 +14,11 @@ from coordinator.service import invites
 from coordinator.service.deps import Deps
 from coordinator.service.ports import Reader, Tx
 from coordinator.service.worker_leases import abandon
-from coordinator.service.worker_places import is_dialable
 from coordinator.service.worker_presence import Heard
 from coordinator.service.worker_refusals import ProtocolRefusal
 from coordinator.wire import signing
 from coordinator.wire.messages import PROTOCOL_VERSION, Account, AccountRefusal, JoinRequest, Welcome
+from p2p.domain.addresses import may_dial
 from pricing.money import accrued_uusd
 
 SETTLED_STATES = [
@@ -58,19 +58,17 @@ async def join(deps: Deps, request: JoinRequest) -> Welcome:
         heartbeat_s=deps.settings.heartbeat_s,
         server_time=now,
         peer_networks=deps.settings.peer_networks,
-        notice=_notice(request, worker),
+        notice=_notice(deps, request, worker),
     )
 
 
-def _notice(request: JoinRequest, worker: Worker) -> str:
+def _notice(deps: Deps, request: JoinRequest, worker: Worker) -> str:
     if worker.state is WorkerState.QUARANTINED:
         return f"quarantined: {worker.reason}"
-    if request.peer is not None and worker.peer is None:
-        return (
-            f"peer.host {request.peer.host} is not a public address and is in no network that the operator lists: "
-            "other workers will not fetch from this one"
-        )
-    return ""
+    if request.peer is None or worker.peer is not None:
+        return ""
+    why = may_dial(request.peer.host, request.peer.port, deps.settings.peer_networks)
+    return f"other workers will not fetch from this one: {why}"
 
 
 def _check_protocol(request: JoinRequest) -> None:
@@ -108,7 +106,7 @@ async def _join(tx: Tx, deps: Deps, request: JoinRequest, *, now: float) -> Join
 def _enrolled(deps: Deps, request: JoinRequest, invite: Invite, known: Worker | None, *, now: float) -> Worker:
     """The worker's row in its new session. Strikes and quarantine outlive a join."""
     peer = request.peer
-    if peer is not None and not is_dialable(peer.host, deps.settings.peer_networks):
+    if peer is not None and may_dial(peer.host, peer.port, deps.settings.peer_networks):
         peer = None
     state = WorkerState.STANDBY if known is None else move(WORKER, known.state, "rejoined")
     stays = known is not None and state is known.state

@@ -84,9 +84,8 @@ async def close_groups(tx: Tx, job: Job, group_ids: Sequence[str], *, now: float
     for rollout in await tx.select(Rollout, group_id=list(group_ids)):
         members[rollout.group_id].append(rollout)
     closed = []
-    minimum = job.config.algorithm.min_group or job.config.algorithm.group_size
     for group in await tx.select(Group, id=list(group_ids), state=GroupState.ISSUED):
-        closing = grouping.close(group, members[group.id], min_group=minimum)
+        closing = grouping.close(group, members[group.id], min_group=job.config.algorithm.min_group)
         if closing is not None:
             settled = None if closing.state is GroupState.READY else now
             closed.append(replace(group, state=closing.state, reason=closing.reason, settled_at=settled))

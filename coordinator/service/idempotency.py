@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from blake3 import blake3
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -31,7 +31,7 @@ class Slip:
     key: str
     route: str  # method and path with query
     body_hash: str
-    secret: str  # the caller's
+    secret: str = field(repr=False)  # the caller's
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,7 +210,7 @@ def _answer(deps: Deps, plan: _Plan, who: _Standing, ask: Ask) -> Outcome:
     granted = _reissue(deps, plan, worker, ask, free)
     free -= sum(len(lease.slots) for lease in granted)
     reason = ""
-    if free > 0:
+    if free >= plan.job.config.algorithm.group_size or not granted:  # one group beyond the free slots only for the idle
         more, reason = _issue(deps, plan, worker, ask, free)
         granted += more
     if not granted:
@@ -220,6 +220,8 @@ def _answer(deps: Deps, plan: _Plan, who: _Standing, ask: Ask) -> Outcome:
 
 def _refusal(job: Job, who: _Standing, worker: Worker, request: wire.LeaseRequest) -> str:
     """Why this worker gets nothing however long it waits; empty when it may get work."""
+    if worker.state not in (WorkerState.STANDBY, WorkerState.ACTIVE):
+        return standing(worker, holds_newest_usable=False)[1]
     allowed, words = may_serve(job, worker, who.invited_to.get(worker.invite_id, ()))
     if not allowed:
         return words

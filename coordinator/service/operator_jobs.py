@@ -196,7 +196,7 @@ def patched(job: Job, patch: JobPatch) -> JobConfig:
 async def pause(tx: Tx, caller: Caller, job_id: str, reason: str, *, now: float) -> Done:
     """Stop granting work and training; `resume` leads back."""
     job = await owned(tx, caller, job_id)
-    state = _moved(job, "paused", "paused")
+    state = _moved(job, "pause_requested", "paused")
     paused = replace(job, state=state, resume_state=job.state, reason=said("paused", caller, reason), state_since=now)
     return await _save(tx, paused, "paused", now=now)
 

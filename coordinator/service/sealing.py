@@ -139,8 +139,8 @@ async def commit_step(deps: Deps, job_id: str, step: int, *, train_s: float, met
             raise RuntimeError(f"step {step} of job {job_id} cannot be committed: it is not the next step of a sealed batch")
         streak = job.no_signal_streak + 1 if batch.no_signal else 0
         groups = await tx.select(Group, job_id=job_id, state=GroupState.SEALED, step=step)
-        await tx.put(*(replace(g, state=move(GROUP, g.state, "trained"), settled_at=now) for g in groups))
-        await tx.put(replace(batch, state=move(BATCH, batch.state, "committed"), committed_at=now, train_s=train_s))
+        await tx.put(*(replace(g, state=move(GROUP, g.state, "step_committed"), settled_at=now) for g in groups))
+        await tx.put(replace(batch, state=move(BATCH, batch.state, "step_committed"), committed_at=now, train_s=train_s))
         rewards = await _raw_rewards(tx, job_id, step)
         figures = {**metrics, "time/step": train_s, "time/wait_for_batch": batch.waited_s}
         if rewards:
@@ -166,5 +166,5 @@ async def _paused_without_signal(tx: Tx, job: Job, *, now: float) -> Job:
         "Check the reward function and the difficulty of the prompts, then resume."
     )
     await record_event(tx, job.id, "paused", {"reason": reason}, now=now)
-    paused = move(JOB, job.state, "paused")
+    paused = move(JOB, job.state, "pause_requested")
     return replace(job, state=paused, reason=reason, state_since=now, resume_state=JobState.RUNNING, no_signal_streak=0)

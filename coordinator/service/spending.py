@@ -38,7 +38,7 @@ async def over_budget(deps: Deps, job: Job) -> bool:
         if row is None or row.state is not JobState.RUNNING:
             return
         now = deps.clock.now()
-        paused = move(JOB, row.state, "paused")
+        paused = move(JOB, row.state, "pause_requested")
         await tx.put(replace(row, state=paused, reason=reason, state_since=now, resume_state=row.state))
         await record_event(tx, job.id, "paused", {"reason": reason}, now=now)
 

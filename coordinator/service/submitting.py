@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,11 +36,12 @@ from coordinator.service.worker_faults import RefusedWork, record, strike
 from coordinator.service.worker_leases import closed, reopened
 from coordinator.service.worker_messages import invalid_message
 from coordinator.service.worker_refusals import ProtocolRefusal, busy
-from coordinator.wire.frames import FrameError, decode_frame
+from coordinator.wire.frames import FrameError, declared_bytes, decode_frame
 from coordinator.wire.messages import SlotRefusal, SubmitHead, SubmitReply
 from coordinator.wire.signing import receipt_message
 
 ARRAYS: Mapping[str, type[np.generic]] = {"token_ids": np.int32, "logprobs": np.float32, "versions": np.int32}
+LARGE_FRAME_BYTES = 512 << 10
 UNSETTLED = (RolloutState.OPEN, RolloutState.LEASED, RolloutState.VOID)
 
 
@@ -71,6 +73,12 @@ class _Judged:
     accepted: tuple[int, ...] = ()  # places in the submission
     duplicates: tuple[int, ...] = ()  # slots
     refused: tuple[RefusedWork, ...] = ()
+    jobs: frozenset[str] = frozenset()  # whose rows changed
+
+
+def is_large(body: bytes) -> bool:
+    """Whether decoding takes so long that it belongs in a thread."""
+    return max(len(body), declared_bytes(body)) > LARGE_FRAME_BYTES
 
 
 def decode(body: bytes) -> Submission:
@@ -85,23 +93,22 @@ def decode(body: bytes) -> Submission:
         raise invalid_message(error) from error
     total = sum(completion.length for completion in head.completions)
     _check_arrays(arrays, total)
-    starts = np.cumsum([0, *(completion.length for completion in head.completions)]).tolist()
+    token_ids = arrays["token_ids"].astype(np.int32, copy=False)
+    logprobs = arrays["logprobs"].astype(np.float32, copy=False)
+    versions = arrays["versions"].astype(np.int32, copy=False)
+    starts = [0, *accumulate(completion.length for completion in head.completions)]
     completions = tuple(
         Submitted(
             slot=done.slot,
-            token_ids=_typed(arrays["token_ids"], start, done.length, np.int32),
-            logprobs=_typed(arrays["logprobs"], start, done.length, np.float32),
-            versions=_typed(arrays["versions"], start, done.length, np.int32),
+            token_ids=token_ids[start : start + done.length],
+            logprobs=logprobs[start : start + done.length],
+            versions=versions[start : start + done.length],
             stop_reason=done.stop_reason,
             generate_s=done.generate_s,
         )
         for done, start in zip(head.completions, starts, strict=False)
     )
     return Submission(head, completions, tuple(starts[:-1]), body)
-
-
-def _typed(array: NDArray[np.generic], start: int, length: int, dtype: type[np.generic]) -> NDArray[np.int32 | np.float32]:
-    return array[start : start + length].astype(dtype, copy=False)
 
 
 def _check_arrays(arrays: Mapping[str, NDArray[np.generic]], total: int) -> None:
@@ -123,18 +130,25 @@ def _check_arrays(arrays: Mapping[str, NDArray[np.generic]], total: int) -> None
 async def submit(deps: Deps, worker: Worker, submission: Submission) -> SubmitReply:
     """Judge, store, settle and acknowledge one submission."""
     rows = await deps.store.read(lambda reader: _read(reader, worker.id, submission.head))
-    judged = _judge(deps, worker, submission, rows)
-    blob = ""
-    if judged.accepted:
-        if await deps.blobs.free_bytes() < deps.settings.minimum_free_bytes + len(submission.body):
-            raise busy("disk_full", "the coordinator's disk is nearly full", retry_after_s=30.0)
-        blob = await deps.blobs.put(submission.body)
+    blob = await _stored(deps, submission) if _judge(deps, worker, submission, rows).accepted else ""
     deps.reach("submit.blob_written")
-    settled, jobs = await deps.store.write(lambda tx: _settle(tx, deps, worker, submission, blob))
+    settled = await deps.store.write(lambda tx: _settle(tx, deps, worker, submission, blob))
+    if settled is None:  # a version was confirmed in between: what was refused is acceptable now
+        blob = await _stored(deps, submission)
+        settled = await deps.store.write(lambda tx: _settle(tx, deps, worker, submission, blob))
+    if settled is None:
+        raise RuntimeError(f"submission under {submission.head.lease_id} was not settled with its body stored")
     deps.reach("submit.rows_written")
-    for job_id in jobs:
+    for job_id in settled.jobs:
         deps.wake.notify(job_id)
     return _reply(deps, worker, submission, settled)
+
+
+async def _stored(deps: Deps, submission: Submission) -> str:
+    """Store the body, synced; its digest. Refused while the disk is nearly full, before anything can be lost."""
+    if await deps.blobs.free_bytes() < deps.settings.minimum_free_bytes + len(submission.body):
+        raise busy("disk_full", "the coordinator's disk is nearly full", retry_after_s=30.0)
+    return await deps.blobs.put(submission.body)
 
 
 async def _read(reader: Reader, worker_id: str, head: SubmitHead) -> _Rows:
@@ -254,13 +268,13 @@ def _refused_one(submission: Submission, place: int, verdict: Verdict) -> Refuse
     return RefusedWork(verdict.slot, verdict.code, verdict.reason, verdict.blame, verdict.paid, tokens)
 
 
-async def _settle(tx: Tx, deps: Deps, worker: Worker, submission: Submission, blob: str) -> tuple[_Judged, frozenset[str]]:
-    """Judge again on rows that cannot change any more, and write what follows. A slot without a blob is never accepted."""
+async def _settle(tx: Tx, deps: Deps, worker: Worker, submission: Submission, blob: str) -> _Judged | None:
+    """Judge again on rows that cannot change any more, and write what follows. None: it is accepted, but not stored yet."""
     now = deps.clock.now()
     rows = await _read(tx, worker.id, submission.head)
     judged = _judge(deps, worker, submission, rows)
     if judged.accepted and not blob:
-        raise RuntimeError(f"submission under {submission.head.lease_id} would be accepted without its stored body")
+        return None
     lease = rows.lease
     jobs = {lease.job_id} if lease is not None and rows.job is not None else set[str]()
     if lease is not None and rows.rollouts:
@@ -272,7 +286,7 @@ async def _settle(tx: Tx, deps: Deps, worker: Worker, submission: Submission, bl
     fault = next((work for work in judged.refused if work.blame == "worker" and work.code not in TIMELY), None)
     if fault is not None:
         jobs |= await strike(tx, worker.id, fault.reason, limit=deps.settings.strikes_to_quarantine, now=now)
-    return judged, frozenset(jobs)
+    return replace(judged, jobs=frozenset(jobs))
 
 
 # Being late is a fault of the worker's, but a slow card or line is no broken engine: no strike.
@@ -350,7 +364,7 @@ def _reply(deps: Deps, worker: Worker, submission: Submission, judged: _Judged) 
         accepted=accepted,
         duplicates=judged.duplicates,
         refused=tuple(
-            SlotRefusal(slot=work.slot, code=work.code, reason=work.reason, blame=work.blame, paid=work.paid)  # type: ignore[arg-type]
+            SlotRefusal(slot=work.slot, code=work.code, reason=work.reason, blame=work.blame, paid=work.paid)
             for work in judged.refused
         ),
         receipt=receipt,

@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import os
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from coordinator.domain.model import ApiToken
@@ -29,7 +29,7 @@ class Caller:
     """Who asks. The secret is kept for the time of one request: stored answers are sealed with it."""
 
     token: ApiToken
-    secret: str
+    secret: str = field(repr=False)
 
     @property
     def is_author(self) -> bool:

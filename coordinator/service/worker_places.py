@@ -1,13 +1,10 @@
-"""Which jobs a worker may serve, and which addresses other workers may be sent to."""
+"""Which jobs a worker may serve."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 from coordinator.domain.model import Job, Worker
-
-CARRIER_NAT = ip_network("100.64.0.0/10")
 
 
 def may_serve(job: Job, worker: Worker, invited_to: Sequence[str]) -> tuple[bool, str]:
@@ -23,22 +20,3 @@ def may_serve(job: Job, worker: Worker, invited_to: Sequence[str]) -> tuple[bool
     if wanted.trust != "any" and worker.name not in wanted.names:
         return False, f"job {job.name} asks for trust {wanted.trust!r} (workers.trust), which this worker does not have"
     return True, f"serves job {job.name}"
-
-
-def is_dialable(host: str, networks: Sequence[str]) -> bool:
-    """Whether other workers may be sent to this address literal: public, or inside a network that the operator lists."""
-    try:
-        address = ip_address(host)
-    except ValueError:
-        return False
-    if isinstance(address, IPv6Address) and (address.ipv4_mapped or address.scope_id):
-        return False
-    if any(address in ip_network(network) for network in networks):
-        return True
-    return _is_public(address)
-
-
-def _is_public(address: IPv4Address | IPv6Address) -> bool:
-    if isinstance(address, IPv4Address) and address in CARRIER_NAT:
-        return False
-    return address.is_global and not address.is_multicast and not address.is_reserved

@@ -20,6 +20,7 @@ class Heard:
     tokens_per_s: float | None = None  # None: no beat since the last flush named it
     activity: str | None = None
     held: frozenset[tuple[str, int, str]] = frozenset()  # (job, version, digest) of the newest beat
+    excused_until: float = 0.0  # silence before this does not count: the coordinator itself was away
 
 
 class Presence:
@@ -28,11 +29,16 @@ class Presence:
     def __init__(self) -> None:
         self._heard: dict[str, Heard] = {}
         self._unsaved: dict[str, None] = {}
+        self.saved_at = 0.0
 
     def hear(self, heard: Heard) -> None:
         """A beat, or a join (which starts the entry anew)."""
         self._heard[heard.worker_id] = heard
         self._unsaved[heard.worker_id] = None
+
+    def remember(self, heard: Heard) -> None:
+        """Take an entry over from the rows; there is nothing to save."""
+        self._heard[heard.worker_id] = heard
 
     def touch(self, worker_id: str, *, epoch: int, at: float) -> None:
         """Any signed request is a sign of life."""
@@ -64,6 +70,10 @@ class Presence:
             del self._unsaved[worker_id]
         return [self._heard[worker_id] for worker_id in taken]
 
-    def earliest(self) -> float | None:
-        """The oldest sign of life, from which the next possible loss follows."""
-        return min((heard.at for heard in self._heard.values()), default=None)
+    def lost_at(self, heard: Heard, lost_after_s: float) -> float:
+        """When the worker counts as lost unless it is heard again."""
+        return max(heard.at + lost_after_s, heard.excused_until)
+
+    def earliest_loss(self, lost_after_s: float) -> float | None:
+        """The next possible loss of a worker."""
+        return min((self.lost_at(heard, lost_after_s) for heard in self._heard.values()), default=None)

@@ -121,7 +121,7 @@ async def connect(engine: AsyncEngine) -> Link:
     except (DBAPIError, OSError, asyncpg.PostgresError) as error:
         shown = engine.url.render_as_string(hide_password=True)
         raise StoreError(f"cannot connect to {shown}: {_words(error)}; check that it runs and that the url is right") from error
-    driver = (await connection.get_raw_connection()).driver_connection
+    driver: Any = (await connection.get_raw_connection()).driver_connection
     if engine.dialect.name != "sqlite":
         await driver.set_type_codec("json", encoder=str, decoder=str, schema="pg_catalog")  # JSON as text, like SQLite
         return PostgresLink(connection, driver)
@@ -168,8 +168,10 @@ class SqliteLink:
         await self._run("COMMIT")
 
     async def rollback(self) -> None:
-        if self.in_transaction():
-            await self._run("ROLLBACK")
+        # Through the driver's queue: a cancelled caller may have left a BEGIN in it that has not run yet.
+        if not self.is_closed():
+            with _sqlite_errors():
+                await self._driver.rollback()
 
     def in_transaction(self) -> bool:
         return not self.is_closed() and bool(self._driver.in_transaction)

@@ -31,6 +31,14 @@ def encode_frame(head: bytes, arrays: Mapping[str, NDArray[np.generic]]) -> byte
     return zstandard.ZstdCompressor(level=1, write_content_size=True).compress(_LENGTH.pack(len(head)) + head + body)
 
 
+def declared_bytes(data: bytes) -> int:
+    """What the frame says it holds decompressed; 0 when it says nothing readable (`decode_frame` then refuses it)."""
+    try:
+        return max(int(zstandard.frame_content_size(data)), 0)
+    except zstandard.ZstdError:
+        return 0
+
+
 def decode_frame(data: bytes, limit: int = FRAME_LIMIT_BYTES) -> tuple[bytes, dict[str, NDArray[np.generic]]]:
     """Unpack a frame of at most `limit` bytes decompressed. Raises FrameError."""
     plain = _decompress(data, limit)

@@ -14,6 +14,11 @@ PROTOCOL_VERSION = 1
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", description="BLAKE3, hex")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$")]
 Text = Annotated[str, Field(max_length=1000)]
+Id = Annotated[str, Field(max_length=200)]
+Version = Annotated[int, Field(ge=0, lt=2**31, description="policy version; fits the int32 of the arrays")]
+VersionKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$", description="policy version, decimal")]
+Epoch = Annotated[int, Field(ge=1, lt=2**62)]
+Count = Annotated[int, Field(ge=0, lt=2**62)]
 
 
 class Message(BaseModel):
@@ -51,7 +56,7 @@ class JoinRequest(Message):
     price_uusd_per_hour: Annotated[int, Field(ge=0, le=10**10)]
     max_slots: Annotated[int, Field(ge=1, le=4096, description="completions generated at once")]
     tokens_per_s: Annotated[float, Field(ge=0)] = Field(0.0, description="measured decode rate; 0: not measured")
-    memory_bytes: Annotated[int, Field(ge=0)] = 0
+    memory_bytes: Count = 0
     peer: PeerAddress | None = None
 
 
@@ -69,17 +74,17 @@ class Welcome(Message):
 class Held(Message):
     """A policy version that the worker holds, verified whole."""
 
-    job_id: str
-    version: Annotated[int, Field(ge=0)]
+    job_id: Id
+    version: Version
     digest: Digest
 
 
 class Heartbeat(Message):
     """POST heartbeat."""
 
-    session_epoch: Annotated[int, Field(ge=1)]
+    session_epoch: Epoch
     held: tuple[Held, ...] = Field((), max_length=64)
-    live_leases: tuple[str, ...] = Field((), max_length=4096)
+    live_leases: tuple[Id, ...] = Field((), max_length=4096)
     free_slots: Annotated[int, Field(ge=0, le=4096)] = 0
     tokens_per_s: Annotated[float, Field(ge=0)] = 0.0
     draining: bool = False
@@ -144,9 +149,9 @@ class Lease(Message):
 class LeaseRequest(Message):
     """POST lease: a long poll; answered at once when there is work, else within wait_s."""
 
-    session_epoch: Annotated[int, Field(ge=1)]
-    job_id: str
-    version: Annotated[int, Field(ge=0)]
+    session_epoch: Epoch
+    job_id: Id
+    version: Version
     digest: Digest
     free_slots: Annotated[int, Field(ge=1, le=4096)]
     wait_s: Annotated[float, Field(ge=0, le=30)] = 20.0
@@ -163,7 +168,7 @@ class LeaseReply(Message):
 class CompletionHead(Message):
     """One finished completion; its arrays lie in the frame's body at [start, start + length)."""
 
-    slot: Annotated[int, Field(ge=0)]
+    slot: Annotated[int, Field(ge=0, le=4095)]
     length: Annotated[int, Field(ge=1, le=131072)]
     stop_reason: Literal["stop", "length"]
     generate_s: Annotated[float, Field(ge=0)]
@@ -176,10 +181,10 @@ class SubmitHead(Message):
     tokens at the sampling temperature), `versions` int32 [T] (the policy version that produced each token).
     """
 
-    session_epoch: Annotated[int, Field(ge=1)]
-    lease_id: str
+    session_epoch: Epoch
+    lease_id: Id
     fence: int
-    digests: dict[str, Digest] = Field(description="version (decimal) -> digest, for every version in the body", max_length=64)
+    digests: dict[VersionKey, Digest] = Field(description="version (decimal) -> digest, for every version in the body", max_length=64)
     completions: tuple[CompletionHead, ...] = Field(min_length=1, max_length=4096)
 
 
@@ -205,13 +210,13 @@ class SubmitReply(Message):
 class Confirm(Message):
     """POST confirm: a version was fetched, verified, swapped in, and its canary run."""
 
-    session_epoch: Annotated[int, Field(ge=1)]
-    job_id: str
-    version: Annotated[int, Field(ge=0)]
+    session_epoch: Epoch
+    job_id: Id
+    version: Version
     digest: Digest
     canary_logprobs: tuple[float, ...] = Field(max_length=4096, description="of the manifest's canary tokens, from the second on")
-    fetched_bytes: Annotated[int, Field(ge=0)] = 0
-    fetched_from_peers_bytes: Annotated[int, Field(ge=0)] = 0
+    fetched_bytes: Count = 0
+    fetched_from_peers_bytes: Count = 0
     fetch_s: Annotated[float, Field(ge=0)] = 0.0
     apply_s: Annotated[float, Field(ge=0)] = 0.0
 
@@ -242,7 +247,7 @@ class ManifestReply(Message):
 class Leave(Message):
     """POST leave: the worker goes; its leases are re-issued at once."""
 
-    session_epoch: Annotated[int, Field(ge=1)]
+    session_epoch: Epoch
     reason: Text = ""
 
 

@@ -13,18 +13,19 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from types import TracebackType
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import aiohttp
 from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from yarl import URL
 
 from p2p.adapters.piece_store import PieceStore
 from p2p.adapters.tls import pinned_client, self_signed, server_context
 from p2p.domain.addresses import PeerInfo, may_dial
 from p2p.domain.bucket import TokenBucket
 from p2p.domain.manifest import Piece
-from p2p.domain.tickets import Ticket, check_proof, prove, read_ticket
+from p2p.domain.tickets import Ticket, check_proof, peek_ticket, prove, read_ticket
 from p2p.errors import FetchFailed, PieceAbsent, PieceCorrupt, TicketError
 
 TICKET, TIME, PROOF = "Echo2-Ticket", "Echo2-Time", "Echo2-Proof"
@@ -42,6 +43,7 @@ class PeerLimits:
     connections: int = 128  # more are closed at once
     requests: int = 32  # served at once, over all fetchers: bounds the memory for pieces
     requests_per_fetcher: int = 8
+    connections_per_fetcher: int = 8
     bytes_per_s: float | None = None  # upload, over all fetchers; None: unbounded
     burst_bytes: int = 1 << 20
     first_request_s: float = 10.0  # a connection that showed no valid ticket by then is closed
@@ -70,7 +72,9 @@ class PeerServer:
         self._clock = clock
         self._limits = limits
         self._serving: Counter[str] = Counter()  # requests by fetcher
-        self._known: WeakSet[asyncio.BaseProtocol] = WeakSet()  # connections that showed a valid ticket
+        self._known: WeakKeyDictionary[asyncio.Protocol, str] = (
+            WeakKeyDictionary()
+        )  # connection -> fetcher, once a ticket was valid
         self._bucket: TokenBucket | None = None
         self._runner: web.ServerRunner | None = None
         self._server: asyncio.Server | None = None
@@ -121,10 +125,9 @@ class PeerServer:
         asyncio.get_running_loop().call_later(self._limits.first_request_s, self._drop_unknown, protocol)
         return protocol
 
-    def _drop_unknown(self, protocol: asyncio.Protocol) -> None:
-        transport: asyncio.Transport | None = getattr(protocol, "transport", None)
-        if protocol not in self._known and transport is not None:
-            transport.close()
+    def _drop_unknown(self, protocol: web.RequestHandler) -> None:
+        if protocol not in self._known and protocol.transport is not None:
+            protocol.transport.close()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         """Check who asks, then serve within the bounds."""
@@ -132,19 +135,30 @@ class PeerServer:
             ticket = self._admit(request)
         except TicketError as error:
             return _closing(403, str(error))
-        self._known.add(request.protocol)
         limits = self._limits
+        if not self._knows(request.protocol, ticket.fetcher):
+            return _closing(429, f"{ticket.fetcher} holds {limits.connections_per_fetcher} connections, as many as it may")
         if self._serving[ticket.fetcher] >= limits.requests_per_fetcher or self._serving.total() >= limits.requests:
-            return _closing(429, f"{self._worker_id} serves as many requests as it may; ask again in a second")
+            return web.Response(status=429, text=f"{self._worker_id} serves as many requests as it may; ask again in a second")
         self._serving[ticket.fetcher] += 1
         try:
             async with asyncio.timeout(limits.send_s):
                 return await self._serve(request)
         except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()  # half a body may be out: nothing more can be said
             return _closing(408, f"the piece was not taken within {limits.send_s:g} s")
         finally:
             self._serving[ticket.fetcher] -= 1
             self._serving += Counter()  # forgets fetchers at zero
+
+    def _knows(self, protocol: web.RequestHandler, fetcher: str) -> bool:
+        """Note whose connection this is; False if the fetcher has too many others."""
+        others = [one for one, owner in self._known.items() if owner == fetcher and one is not protocol and _is_open(one)]
+        if len(others) >= self._limits.connections_per_fetcher:
+            return False
+        self._known[protocol] = fetcher
+        return True
 
     def _admit(self, request: web.BaseRequest) -> Ticket:
         """The valid ticket of a request. Raises TicketError."""
@@ -190,11 +204,26 @@ class _Refusing(asyncio.Protocol):
         transport.close()
 
 
+def _is_open(protocol: asyncio.Protocol) -> bool:
+    return getattr(protocol, "transport", None) is not None
+
+
 def _closing(status: int, text: str) -> web.Response:
     """A refusal that ends the connection."""
     response = web.Response(status=status, text=text)
     response.force_close()
     return response
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a fetcher waits for a connection, and for the next byte."""
+
+    connect_s: float = 5.0
+    silence_s: float = 15.0
+
+
+PATIENCE = Patience()
 
 
 class PeerSource:
@@ -206,32 +235,29 @@ class PeerSource:
         ticket: str,
         key: Ed25519PrivateKey,
         *,
-        name: str,
-        job_id: str,
         allowed_networks: Collection[str] = (),
         clock: Callable[[], float] = time.time,
-        connect_s: float = 5.0,
-        silence_s: float = 15.0,
+        patience: Patience = PATIENCE,
     ) -> None:
-        """`key` is the fetcher's, `name` the peer's worker id; `silence_s` without a byte ends a request.
+        """`key` is the fetcher's; the peer's id and the job are read from the ticket.
 
-        Raises FetchFailed when the address may not be dialled (private networks only if in `allowed_networks`), or is malformed.
+        Raises TicketError, and FetchFailed when the address may not be dialled (other than public networks only if they are
+        in `allowed_networks`) or its certificate's digest is malformed.
         """
+        self._name, self._job_id = (found := peek_ticket(ticket)).server, found.job_id
         refusal = may_dial(address.host, address.port, allowed_networks)
         if refusal is not None:
-            raise FetchFailed(f"peer {name} is not dialled: {refusal}")
+            raise FetchFailed(f"peer {self._name} is not dialled: {refusal}")
         host = f"[{address.host}]" if ":" in address.host else address.host
         self._base = f"https://{host}:{address.port}"
         try:
             self._pin = pinned_client(address.certificate_sha256)
         except ValueError as error:
-            raise FetchFailed(f"peer {name} names the certificate {address.certificate_sha256[:80]!r}: {error}") from error
-        self._name = name
-        self._job_id = job_id
+            raise FetchFailed(f"peer {self._name} names the certificate {address.certificate_sha256[:80]!r}: {error}") from error
         self._ticket = ticket
         self._key = key
         self._clock = clock
-        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_s, connect=None, sock_read=silence_s)
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=patience.connect_s, sock_read=patience.silence_s)
         self._session: aiohttp.ClientSession | None = None
 
     @property
@@ -242,9 +268,11 @@ class PeerSource:
     async def read(self, piece: Piece) -> bytes:
         """Ask the peer; no more than the piece's size is read. Raises PieceAbsent, PieceCorrupt, FetchFailed, ClientError."""
         path = f"/pieces/{self._job_id}/{piece.digest}"
-        async with self._opened().get(self._base + path, headers=self._headers(path), allow_redirects=False) as response:
-            if response.status == 404:
-                raise PieceAbsent(f"{self._name} does not hold piece {piece.digest}")
+        async with self._opened().get(
+            URL(self._base + path, encoded=True), headers=self._headers(path), allow_redirects=False
+        ) as response:
+            if response.status in (404, 429):  # not there now, or too busy: no fault
+                raise PieceAbsent(f"{self._name} does not give piece {piece.digest} now: {await _words(response)}")
             if response.status != 200:
                 raise FetchFailed(f"{self._name} answers {response.status}: {await _words(response)}")
             if response.content_length != piece.size:

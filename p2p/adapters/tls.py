@@ -43,6 +43,11 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
     return context
 
 
+def certificate_sha256(certificate: Path) -> str:
+    """SHA-256 (hex) of the first certificate in a PEM file: the one a server presents. Raises OSError, ValueError."""
+    return _fingerprint(x509.load_pem_x509_certificates(certificate.read_bytes())[0])
+
+
 def pinned_client(sha256: str) -> aiohttp.Fingerprint:
     """What to give aiohttp as `ssl` so that only the certificate with this SHA-256 (hex) is accepted. Raises ValueError."""
     return aiohttp.Fingerprint(bytes.fromhex(sha256))

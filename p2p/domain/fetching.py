@@ -133,14 +133,12 @@ class Fetching:
     def handle(self, event: Event, now: float) -> list[Request]:
         """Take in what happened; the requests returned are to be cancelled and need no report."""
         self._now = now
-        match event:
-            case Arrived(request):
-                return self._arrived(request, now)
-            case Failed(request, kind, reason):
-                self._failed(request, kind, reason, now)
-                return []
-            case Tick():
-                return self._expire(now)
+        if isinstance(event, Arrived):
+            return self._arrived(event.request, now)
+        if isinstance(event, Tick):
+            return self._expire(now)
+        self._failed(event.request, event.kind, event.reason, now)
+        return []
 
     def next_deadline(self) -> float | None:
         """When to call `handle(Tick())` and `next_requests`, with one `now`, if nothing happens before; None when done."""

@@ -64,6 +64,11 @@ def read_ticket(text: str, *, public_key: str, server: str, now: float) -> Ticke
     return ticket
 
 
+def peek_ticket(text: str) -> Ticket:
+    """What a ticket says, its signature unread: for the fetcher, to whom it names the peer and the job. Raises TicketError."""
+    return _ticket(_parts(text)[0])
+
+
 def prove(key: Ed25519PrivateKey, ticket_text: str, path: str, time: int) -> str:
     """The holder's signature (hex) for one request; `time` in whole Unix seconds."""
     return key.sign(_proof_message(ticket_text, path, time)).hex()

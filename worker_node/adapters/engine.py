@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,6 +124,8 @@ class EngineHost:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._broken: str | None = None
+        self._busy_s = 0.0
+        self._tokens = 0
         self._gate = threading.Lock()  # no order slips in between breaking and refusing those that wait
 
     async def start(self) -> EngineInfo:
@@ -130,6 +133,10 @@ class EngineHost:
         self._loop = asyncio.get_running_loop()
         self._thread.start()
         return await self.run(lambda core: core.info)
+
+    def meter(self) -> tuple[int, float]:
+        """Tokens made, and seconds spent in decode steps, since the start."""
+        return self._tokens, self._busy_s
 
     async def run(self, order: Callable[[EngineCore], T]) -> T:
         """Carry out `order` between two decode steps. A poisoned engine refuses every later order."""
@@ -153,13 +160,20 @@ class EngineHost:
         """Carry out `order` between two decode steps and hand out what it ended; returns at once."""
         self._enqueue(lambda core: self._deliver(order(core)))
 
-    async def apply(self, weights: Weights, *, abort_running: bool) -> None:
-        """`EngineCore.apply`; what it stopped is handed out before this returns."""
+    async def swap(self, weights: Weights, *, load: bool, abort_running: bool, canary_ids: Sequence[int]) -> tuple[float, ...]:
+        """Load or replace the weights and run the canary, all between two steps; the canary's log-probs.
 
-        def order(core: EngineCore) -> None:
-            self._deliver(core.apply(weights, abort_running=abort_running))
+        What the swap stopped is handed out before this returns.
+        """
 
-        await self.run(order)
+        def order(core: EngineCore) -> tuple[float, ...]:
+            if load:
+                core.load(weights)
+            else:
+                self._deliver(core.apply(weights, abort_running=abort_running))
+            return core.canary(canary_ids)
+
+        return await self.run(order)
 
     async def close(self, timeout_s: float = 10.0) -> None:
         """End the thread; a step under way is finished first, or abandoned after `timeout_s` (the thread is a daemon)."""
@@ -183,12 +197,19 @@ class EngineHost:
             core = self._make()
             while self._obey(core):
                 if core.is_busy:
-                    self._deliver(core.step())
+                    self._step(core)
         except Exception as error:
             self._break(f"{type(error).__name__}: {error}")
         finally:
             if core is not None:
                 core.close()
+
+    def _step(self, core: EngineCore) -> None:
+        started, before = time.monotonic(), core.tokens
+        outputs = core.step()
+        self._busy_s += time.monotonic() - started
+        self._tokens += core.tokens - before
+        self._deliver(outputs)
 
     def _obey(self, core: EngineCore) -> bool:
         """Carry out waiting orders, waiting for one when there is nothing to generate; False to end."""

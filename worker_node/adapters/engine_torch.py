@@ -26,9 +26,9 @@ from worker_node.adapters.engine import MOST_QUEUED, Aborted, Finished, Output, 
 from worker_node.domain.generation import Completion, GenerationRequest, SlotKey
 from worker_node.errors import EngineError
 
-ARCHITECTURES = frozenset(
-    {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "SmolLM3ForCausalLM", "Olmo2ForCausalLM"}
-)
+MODEL_TYPES = frozenset(
+    {"llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi3", "smollm3", "olmo2", "granite"}
+)  # those that the learner trains
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _MOST_CONFIG_BYTES = 4 << 20
 
@@ -352,15 +352,19 @@ def _check_shapes(own: dict[str, torch.Tensor], tensors: Any, file: str) -> None
 
 
 def _check_architecture(directory: Path) -> None:
+    """Only models that the library implements itself, and no code or quantised weights from the directory."""
     path = directory / "config.json"
     try:
         if path.stat().st_size > _MOST_CONFIG_BYTES:
             raise EngineError(f"config.json is larger than {_MOST_CONFIG_BYTES} bytes")
-        names = json.loads(path.read_text("utf-8")).get("architectures") or []
+        config = json.loads(path.read_text("utf-8"))
+        kind, foreign = config.get("model_type"), [key for key in ("auto_map", "quantization_config") if config.get(key)]
     except (OSError, ValueError, AttributeError) as error:
         raise EngineError(f"config.json cannot be read: {error!r}") from error
-    if len(names) != 1 or names[0] not in ARCHITECTURES:
-        raise EngineError(f"architectures is {names!r} in config.json; this engine loads one of {sorted(ARCHITECTURES)}")
+    if kind not in MODEL_TYPES:
+        raise EngineError(f"model_type is {kind!r} in config.json; this engine loads one of {', '.join(sorted(MODEL_TYPES))}")
+    if foreign:
+        raise EngineError(f"config.json has {foreign[0]}: code and quantised weights are not loaded")
 
 
 def _device(name: str) -> torch.device:

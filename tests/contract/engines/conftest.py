@@ -19,10 +19,12 @@ from worker_node.domain.generation import GenerationRequest
 VOCAB = 40
 
 
-def tiny_config(architecture: str = "Qwen3") -> transformers.PretrainedConfig:
-    """Hidden 32, two layers, vocabulary 40."""
-    config_class = getattr(transformers, f"{architecture}Config")
-    return config_class(
+def tiny_config(architecture: str = "qwen3") -> transformers.PretrainedConfig:
+    """Hidden 32, two layers (the first with a sliding window where the model has such), vocabulary 40."""
+    changes = {"sliding_window": 6} if architecture in ("mistral", "gemma2", "gemma3_text", "phi3") else {}
+    return transformers.AutoConfig.for_model(
+        architecture,
+        **changes,
         vocab_size=VOCAB,
         hidden_size=32,
         intermediate_size=64,
@@ -39,7 +41,7 @@ def tiny_config(architecture: str = "Qwen3") -> transformers.PretrainedConfig:
     )
 
 
-def save_model(directory: Path, *, seed: int, architecture: str = "Qwen3", version: int = 0) -> Weights:
+def save_model(directory: Path, *, seed: int, architecture: str = "qwen3", version: int = 0) -> Weights:
     """Random weights, rounded to bf16 as published ones are."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from worker_node.adapters.engine import Finished, Unmakeable, Weights
-from worker_node.adapters.engine_torch import ARCHITECTURES, TorchEngine, TorchOptions, copy_weights, sample
+from worker_node.adapters.engine_torch import MODEL_TYPES, TorchEngine, TorchOptions, copy_weights, sample
 from worker_node.domain.generation import Completion, GenerationRequest
 from worker_node.errors import EngineError
 
@@ -113,7 +113,7 @@ def test_the_largest_uniform_never_leaves_the_vocabulary() -> None:
     assert torch.isfinite(logprobs).all()
 
 
-@pytest.mark.parametrize("architecture", sorted(name.removesuffix("ForCausalLM") for name in ARCHITECTURES))
+@pytest.mark.parametrize("architecture", sorted(MODEL_TYPES))
 def test_each_allowed_architecture_decodes_right(tmp_path: Path, ask: Ask, architecture: str, save: Callable[..., Weights]) -> None:
     """Left padding, merging and cutting are sound for every model that may be loaded."""
     weights = save(tmp_path / architecture, seed=5, architecture=architecture)
@@ -130,10 +130,15 @@ def test_each_allowed_architecture_decodes_right(tmp_path: Path, ask: Ask, archi
 
 def test_other_architectures_are_refused(tmp_path: Path) -> None:
     """The allow-list is checked before anything is built."""
-    (tmp_path / "config.json").write_text('{"architectures": ["EvilForCausalLM"], "auto_map": {"AutoModelForCausalLM": "evil.Model"}}')
     engine = TorchEngine(TorchOptions(device="cpu"))
-    with pytest.raises(EngineError, match="EvilForCausalLM"):
-        engine.load(Weights(tmp_path, 0, "0" * 64))
+    for config, words in (
+        ('{"model_type": "evil"}', "evil"),
+        ('{"model_type": "llama", "auto_map": {"AutoModelForCausalLM": "evil.Model"}}', "auto_map"),
+        ("[]", "config.json"),
+    ):
+        (tmp_path / "config.json").write_text(config)
+        with pytest.raises(EngineError, match=words):
+            engine.load(Weights(tmp_path, 0, "0" * 64))
 
 
 def test_tied_weights_stay_tied(published: list[Weights], ask: Ask) -> None:

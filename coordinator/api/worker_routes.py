@@ -1,0 +1,122 @@
+"""What each route of the worker protocol does with an authenticated request."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TypeVar
+
+from aiohttp import web
+
+from coordinator.api.worker_calls import Call
+from coordinator.service import confirming, enrolment, submitting, worker_beats, worker_weights
+from coordinator.service.leasing import Ask
+from coordinator.service.worker_auth import check_body_epoch
+from coordinator.service.worker_messages import parse
+from coordinator.service.worker_refusals import ProtocolRefusal
+from coordinator.wire.messages import (
+    Account,
+    Confirm,
+    ConfirmReply,
+    Heartbeat,
+    HeartbeatReply,
+    LeaseReply,
+    LeaseRequest,
+    Leave,
+    ManifestReply,
+    SubmitReply,
+    Welcome,
+)
+from p2p.adapters.piece_store import PieceStore
+
+SessionMessage = TypeVar("SessionMessage", Heartbeat, LeaseRequest, Confirm, Leave)
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_VERSION = re.compile(r"0|[1-9][0-9]{0,8}")
+
+
+async def join(call: Call) -> Welcome:
+    """Open a session."""
+    if call.joining is None:
+        raise RuntimeError("join was not parsed")
+    if call.fields.epoch != 0:
+        raise ProtocolRefusal(
+            422, "invalid_message", f"Echo2-Epoch is {call.fields.epoch}", field="Echo2-Epoch", fix="send 0 to join"
+        )
+    return await enrolment.join(call.desk.deps, call.joining)
+
+
+async def heartbeat(call: Call) -> HeartbeatReply:
+    """A sign of life; orders in the reply."""
+    return await worker_beats.heartbeat(call.desk.deps, call.desk.bulletin, call.caller, _in_session(Heartbeat, call))
+
+
+async def lease(call: Call) -> LeaseReply:
+    """Work, or why there is none."""
+    message = _in_session(LeaseRequest, call)
+    transport = call.request.transport
+    ask = Ask(call.caller.id, call.caller.session_epoch, message)
+    return await call.desk.leases.ask(ask, is_open=lambda: transport is not None and not transport.is_closing())
+
+
+async def submit(call: Call) -> SubmitReply:
+    """Settle completions."""
+    if submitting.is_large(call.body):
+        async with call.desk.large_frames:
+            submission = await asyncio.to_thread(submitting.decode, call.body)
+    else:
+        submission = submitting.decode(call.body)
+    check_body_epoch(submission.head.session_epoch, call.fields.epoch)
+    return await submitting.submit(call.desk.deps, call.caller, submission)
+
+
+async def confirm(call: Call) -> ConfirmReply:
+    """Judge a canary."""
+    return await confirming.confirm(call.desk.deps, call.caller, _in_session(Confirm, call))
+
+
+async def account(call: Call) -> Account:
+    """What the worker did and earned."""
+    if call.body.strip() not in (b"", b"{}"):
+        raise ProtocolRefusal(422, "invalid_message", "account takes no message", field="body", fix="send {} or nothing")
+    return await enrolment.account(call.desk.deps, call.caller.id)
+
+
+async def leave(call: Call) -> Account:
+    """The worker goes; the reply is its last account."""
+    message = _in_session(Leave, call)
+    await enrolment.leave(call.desk.deps, call.caller.id, message.reason)
+    return await enrolment.account(call.desk.deps, call.caller.id)
+
+
+async def manifest(call: Call) -> ManifestReply:
+    """The signed manifest of a version, and peers that hold it."""
+    version = call.request.match_info["version"]
+    if not _VERSION.fullmatch(version):
+        raise ProtocolRefusal(422, "invalid_message", f"version is {version[:40]!r}", field="version", fix="send a version number")
+    digest = _digest(call.request.query.get("digest", ""))
+    return await worker_weights.manifest(call.desk.deps, call.caller, call.request.match_info["job"], int(version), digest)
+
+
+async def piece(call: Call) -> web.StreamResponse:
+    """The bytes of a piece. Not signed: a piece is verified by its digest."""
+    digest = _digest(call.request.match_info["digest"])
+    deps = call.desk.deps
+    await call.desk.pieces.check(deps, call.caller, call.request.query.get("job", ""), digest)
+    path = PieceStore(deps.settings.data_dir / "pieces").path(digest)
+    if not await asyncio.to_thread(path.is_file):
+        words = f"piece {digest} is not on the coordinator's disk"
+        raise ProtocolRefusal(404, "unknown_piece", words, field="digest", fix="fetch the manifest again; versions retire")
+    return web.FileResponse(path, headers={"Content-Type": "application/octet-stream"})
+
+
+def _in_session(kind: type[SessionMessage], call: Call) -> SessionMessage:
+    message = parse(kind, call.body)
+    check_body_epoch(message.session_epoch, call.fields.epoch)
+    return message
+
+
+def _digest(text: str) -> str:
+    if not _DIGEST.fullmatch(text):
+        words = f"digest is {text[:80]!r}"
+        raise ProtocolRefusal(422, "invalid_message", words, field="digest", fix="send 64 lower-case hex digits")
+    return text

@@ -1,0 +1,66 @@
+"""`echo2 demo` as a user runs it, small: every option works and the report holds what it promises."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BIN = Path(sys.executable).parent
+HERE = Path(__file__).parent
+PROMISED = {
+    "steps",
+    "S",
+    "max_staleness",
+    "reward_first10",
+    "reward_last10",
+    "greedy_before",
+    "greedy_after",
+    "workers_contributing",
+    "learner_utilisation",
+    "admitted",
+    "rejected",
+    "wall_s",
+}
+
+
+def demo(out: Path, *options: str, timeout_s: float = 240) -> dict[str, object]:
+    """Run the demo; its report."""
+    env = {"PATH": os.environ["PATH"], "HOME": str(out.parent), "OMP_NUM_THREADS": "1"}
+    command = [BIN / "echo2", "demo", "--out", out, "--json", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=env, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    shown = json.loads(done.stdout)
+    assert shown == json.loads((out / "report.json").read_text())
+    assert (out / "report.png").stat().st_size > 10_000
+    return shown
+
+
+@pytest.mark.parametrize(("staleness", "options"), [(0, ()), (2, ("--kill-a-worker",))])
+def test_small_demo(staleness: int, options: tuple[str, ...], tmp_path: Path, tiny_model: Path) -> None:
+    """A brought model and a Python reward; S = 0, and a killed worker."""
+    environment = f"python:{HERE / 'rewards.py'}:digit_share"
+    brought = ("--model", str(tiny_model), "--environment", environment, "--train", str(HERE / "prompts.jsonl"))
+    report = demo(
+        tmp_path / "out", "--steps", "4", "--workers", "2", "--staleness", str(staleness), "--seed", "3", *brought, *options
+    )
+    assert set(report) >= PROMISED
+    assert (report["steps"], report["S"]) == (4, staleness)
+    assert report["max_staleness"] <= staleness
+    assert report["admitted"] == 4 * 16
+    assert report["audit_ok"] is True
+    assert report["killed_worker"] == ("worker-1" if options else None)
+
+
+@pytest.mark.long
+def test_the_whole_demo(tmp_path: Path) -> None:
+    """What `make demo` promises: the reward rises by at least 0.20, greedy accuracy ends at 0.80 or more, four workers contribute."""
+    report = demo(tmp_path / "out", timeout_s=900)
+    assert report["reward_last10"] - report["reward_first10"] >= 0.20
+    assert report["greedy_after"] >= 0.80
+    assert report["workers_contributing"] == 4
+    assert report["max_staleness"] <= report["S"] == 3

@@ -1,0 +1,223 @@
+"""Stand-ins at the driver's ports that behave: a learner whose weights are a hash chain, a publisher, a plane, and rollouts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from blake3 import blake3
+
+from coordinator.domain.grant import grantable
+from coordinator.domain.model import (
+    Group,
+    GroupState,
+    Job,
+    JobState,
+    Lease,
+    LeaseState,
+    Publication,
+    PublicationState,
+    Rollout,
+    RolloutState,
+)
+from coordinator.service.deps import Deps
+from coordinator.service.job_ports import LearnerLost, SignedManifest
+from coordinator.service.ports import EnvironmentInfo, Graded, Prompt, Tx
+from coordinator.service.prompting import next_number
+from coordinator.wire import learner_link as link
+from coordinator.wire.frames import encode_frame
+
+VOCAB = 20
+
+
+class PretendLearner:
+    """Weights are BLAKE3(previous weights, batch digest); `salt` makes a replay give other bits."""
+
+    def __init__(self, fence: int, salt: str, lose_at: set[str], trained: list[int]) -> None:
+        self._fence = fence
+        self._salt = salt
+        self._lose_at = lose_at
+        self._trained = trained
+        self.step = 0
+        self.weights = "start"
+
+    async def ask(self, request: link.Request, *, deadline_s: float) -> link.Answer:
+        await asyncio.sleep(0)
+        match request:
+            case link.Start():
+                return self._start(request)
+            case link.Train():
+                return self._train(request)
+            case link.Snapshot():
+                folder = Path(request.directory)
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / "weights").write_text(self.weights)
+                return link.Snapshotted(
+                    fence=self._fence, version=self.step, directory=str(folder), canary_logprobs=(-1.0,), seconds=0.0
+                )
+            case link.Checkpoint():
+                folder = Path(request.directory)
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / "state.json").write_text(json.dumps([self.step, self.weights]))
+                return link.Checkpointed(fence=self._fence, step=self.step, directory=str(folder))
+            case link.Evaluate():
+                return link.Evaluated(fence=self._fence, version=self.step, completions=tuple((1,) for _ in request.prompts))
+        raise AssertionError(request)
+
+    def _start(self, request: link.Start) -> link.Ready:
+        if request.checkpoint_dir is not None:
+            self.step, self.weights = json.loads((Path(request.checkpoint_dir) / "state.json").read_text())
+        return link.Ready(fence=self._fence, step=self.step, parameters=1, vocab_size=VOCAB, stop_token_ids=(1,))
+
+    def _train(self, request: link.Train) -> link.Trained:
+        assert request.step == self.step, "a batch that is not the learner's next"
+        assert blake3(Path(request.batch_path).read_bytes()).hexdigest() == request.batch_digest
+        if f"train:{request.step}" in self._lose_at:
+            self._lose_at.discard(f"train:{request.step}")
+            raise LearnerLost(f"killed in step {request.step}")
+        self._trained.append(request.step)
+        self.weights = blake3(f"{self.weights} {request.batch_digest} {self._salt}".encode()).hexdigest()
+        self.step += 1
+        return link.Trained(fence=self._fence, step=request.step, seconds=0.01, metrics={"loss": 0.0})
+
+    async def close(self) -> None:
+        """Nothing runs."""
+
+
+class PretendLearners:
+    """Starts learners; `salts` gives each start its salt (the last one repeats)."""
+
+    def __init__(self, *, salts: Sequence[str] = ("",), lose_at: set[str] | None = None) -> None:
+        self._salts = list(salts)
+        self._lose_at = lose_at or set()
+        self.trained: list[list[int]] = []
+        self.learners: list[PretendLearner] = []
+
+    async def start(self, job_id: str, fence: int) -> PretendLearner:
+        if "start" in self._lose_at:
+            raise LearnerLost("it does not start")
+        salt = self._salts.pop(0) if len(self._salts) > 1 else self._salts[0]
+        self.trained.append([])
+        learner = PretendLearner(fence, salt, self._lose_at, self.trained[-1])
+        self.learners.append(learner)
+        return learner
+
+
+class PretendPublisher:
+    """The digest is that of the weights."""
+
+    async def publish(self, directory: Path, *, job_id: str, version: int, canary_ids: Sequence[int]) -> SignedManifest:
+        digest = blake3((directory / "weights").read_bytes()).hexdigest()
+        return SignedManifest(json.dumps([job_id, version, digest]), "00", digest, 0.0)
+
+    async def remove_pieces(self, manifests: Sequence[str], *, kept: Sequence[str]) -> int:
+        return 0
+
+
+class PretendPlane:
+    """Prompts of one token; rewards that vary by slot, or do not."""
+
+    def __init__(self, *, signal: bool = True) -> None:
+        self.signal = signal
+
+    async def start(self) -> EnvironmentInfo:
+        return EnvironmentInfo(None, None, VOCAB, (1,))
+
+    async def prompts(self, split: str, indices: Sequence[int]) -> list[Prompt]:
+        return [Prompt(index, (2, 3), "??") for index in indices]
+
+    async def grade(self, split: str, index: int, completions: Sequence[Sequence[int]]) -> list[Graded]:
+        return [Graded("scored", float(ids[0] % 2) if self.signal else 1.0, str(ids)) for ids in completions]
+
+    async def close(self) -> None:
+        """Nothing runs."""
+
+    def plane(self, job: Job) -> PretendPlane:
+        """It is its own starter."""
+        return self
+
+
+async def pretend_workers(deps: Deps, job_id: str) -> None:
+    """Fill groups as fast as the grant rule allows, always with the newest published version."""
+    with deps.wake.watch(job_id) as watch:
+        while True:
+            if not await deps.store.write(lambda tx: _one_group(tx, deps, job_id)):
+                await watch.wait(0.05)
+            deps.wake.notify(job_id)
+
+
+async def _one_group(tx: Tx, deps: Deps, job_id: str) -> bool:
+    job = await tx.get(Job, job_id)
+    public = await tx.select(Publication, job_id=job_id, state=PublicationState.PUBLISHED, order_by="-version", limit=1)
+    if job is None or job.state is not JobState.RUNNING or not public:
+        return False
+    unsettled = await tx.count(Group, job_id=job_id, state=[GroupState.ISSUED, GroupState.READY, GroupState.SEALED])
+    algorithm = job.config.algorithm
+    rule = grantable(
+        committed_steps=job.committed_steps,
+        unsettled=unsettled,
+        groups_per_step=algorithm.groups_per_step,
+        bound=job.config.staleness.max,
+        held_version=public[0].version,
+        planned_steps=job.config.budget.steps,
+    )
+    if rule.groups == 0:
+        return False
+    number = await next_number(tx, job_id)
+    group = Group(f"{job_id}/g{number}", job_id, number, number, (2, 3), algorithm.group_size, GroupState.ISSUED, deps.clock.now())
+    await tx.put(replace(group, oldest_version=public[0].version, fence=1))
+    await tx.put(_lease(group, public[0], last_step=public[0].version + job.config.staleness.max))
+    blob = await deps.blobs.put(_frame(public[0].version, algorithm.group_size))
+    await tx.put(*(_rollout(group, slot, blob, public[0]) for slot in range(algorithm.group_size)))
+    return True
+
+
+def _lease(group: Group, public: Publication, *, last_step: int) -> Lease:
+    return Lease(
+        id=f"{group.id}/f1",
+        job_id=group.job_id,
+        group_id=group.id,
+        worker_id="w-pretend",
+        session_epoch=1,
+        slots=tuple(range(group.size)),
+        version=public.version,
+        digest=public.digest,
+        last_step=last_step,
+        deadline=group.issued_at + 60,
+        fence=1,
+        state=LeaseState.DONE,
+        issued_at=group.issued_at,
+        closed_at=group.issued_at,
+    )
+
+
+def _frame(version: int, slots: int) -> bytes:
+    arrays = {
+        "token_ids": np.asarray([4 + slot % 2 for slot in range(slots)], np.int32),
+        "logprobs": np.full(slots, -0.5, np.float32),
+        "versions": np.full(slots, version, np.int32),
+    }
+    return encode_frame(b"{}", arrays)
+
+
+def _rollout(group: Group, slot: int, blob: str, public: Publication) -> Rollout:
+    return Rollout(
+        group_id=group.id,
+        slot=slot,
+        job_id=group.job_id,
+        group_number=group.number,
+        state=RolloutState.ACCEPTED,
+        lease_id=f"{group.id}/f1",
+        worker_id="w-pretend",
+        blob=blob,
+        blob_start=slot,
+        length=1,
+        oldest_version=public.version,
+        newest_version=public.version,
+        digests={str(public.version): public.digest},
+        stop_reason="length",
+    )

@@ -1,0 +1,191 @@
+"""The job driver on a real store: replay, roll-back, pauses and ends (laws 1, 2 and 11)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from coordinator.adapters.clock import SystemClock
+from coordinator.domain.audit import audit
+from coordinator.domain.model import Batch, Event, Group, GroupState, Job, JobState, Lease, Publication, Refusal, Rollout
+from coordinator.domain.states import JOB, move, resumed_event
+from coordinator.service import driving
+from coordinator.service.deps import Deps, ServiceSettings
+from coordinator.service.driving import JobDriver, Tools
+from coordinator.store.blobs import FileBlobs
+from coordinator.store.migrate import upgrade
+from coordinator.store.sql import open_store
+from coordinator.wire.job import JobConfig
+from tests.integration.driving.pretend import PretendLearners, PretendPlane, PretendPublisher, pretend_workers
+
+STEPS = 12
+
+
+def config(**sections) -> JobConfig:
+    """Two groups of two a step, checkpoint every five."""
+    job = {
+        "name": "driven",
+        "model": "m",
+        "environment": {"type": "digit_sort"},
+        "algorithm": {"group_size": 2, "groups_per_step": 2, "truncated": "keep"},
+        "staleness": {"max": 2},
+        "sampling": {"max_new_tokens": 4},
+        "checkpoints": {"every_steps": 5, "eval_prompts": 3, "eval_every_steps": 6},
+        "budget": {"steps": STEPS},
+    }
+    return JobConfig.model_validate({**job, **{name: {**job[name], **values} for name, values in sections.items()}})
+
+
+@pytest.fixture
+async def deps(tmp_path: Path) -> AsyncIterator[Deps]:
+    """A real SQLite store and blobs."""
+    url = f"sqlite:///{tmp_path / 'rows.sqlite3'}"
+    await asyncio.to_thread(upgrade, url)
+    store = await open_store(url)
+    clock = SystemClock()
+    yield Deps(store, FileBlobs(tmp_path / "blobs"), clock, ServiceSettings(tmp_path), Ed25519PrivateKey.generate(), clock.now())
+    await store.close()
+
+
+async def submit(deps: Deps, job_config: JobConfig) -> str:
+    """A queued job."""
+    now = deps.clock.now()
+    job = Job("j1", "driven", "t", job_config, JobState.QUEUED, "", now, now, "m")
+    await deps.store.write(lambda tx: tx.put(job))
+    return job.id
+
+
+async def drive(deps: Deps, job_id: str, learners: PretendLearners, plane: PretendPlane | None = None, within_s: float = 30) -> Job:
+    """Run the driver with pretend workers until it returns."""
+    plane = plane or PretendPlane()
+    workers = asyncio.create_task(pretend_workers(deps, job_id))
+    try:
+        async with asyncio.timeout(within_s):
+            await JobDriver(deps, Tools(learners, PretendPublisher(), plane), job_id).run()
+    finally:
+        workers.cancel()
+    return await row(deps, job_id)
+
+
+async def row(deps: Deps, job_id: str) -> Job:
+    """The job's row."""
+    job = await deps.store.read(lambda r: r.get(Job, job_id))
+    assert job is not None
+    return job
+
+
+async def check(deps: Deps, job: Job) -> None:
+    """The audit, from rows."""
+    kinds = (Group, Rollout, Lease, Batch, Publication, Refusal)
+    found = [await deps.store.read(lambda r, kind=kind: r.select(kind, job_id=job.id)) for kind in kinds]
+    result = audit(job, *found)
+    assert result.ok, result.findings
+
+
+@pytest.fixture(autouse=True)
+def _quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restart delays are the retry rule's own business; here they only cost time."""
+    real = driving.learner_restart
+    monkeypatch.setattr(driving, "learner_restart", lambda n, *, limit: None if real(n, limit=limit) is None else 0.0)
+
+
+async def test_straight(deps: Deps) -> None:
+    """All steps once, in order; evaluated at 0, 6 and 12."""
+    learners = PretendLearners()
+    job = await drive(deps, await submit(deps, config()), learners)
+    assert (job.state, job.committed_steps) == (JobState.COMPLETED, STEPS)
+    assert learners.trained == [list(range(STEPS))]
+    events = await deps.store.read(lambda r: r.select(Event, job_id=job.id, kind="evaluated", order_by="seq"))
+    assert [event.data["version"] for event in events] == [0, 6, 12]
+    await check(deps, job)
+
+
+async def test_replay_is_the_same_step(deps: Deps) -> None:
+    """Lost in step 7 and again in step 8: replayed from the checkpoint at 5, and the same weights come out."""
+    learners = PretendLearners(lose_at={"train:7", "train:8"})
+    job = await drive(deps, await submit(deps, config()), learners)
+    assert job.state is JobState.COMPLETED
+    assert learners.trained == [list(range(7)), [5, 6, 7], list(range(5, STEPS))]
+    weights = "start"
+    from blake3 import blake3
+
+    for batch in await deps.store.read(lambda r: r.select(Batch, job_id=job.id, order_by="step")):
+        weights = blake3(f"{weights} {batch.digest} ".encode()).hexdigest()
+    assert learners.learners[-1].weights == weights
+    published = await deps.store.read(lambda r: r.select(Publication, job_id=job.id))
+    assert len({p.version for p in published}) == len(published), "no version got a second digest"
+    await check(deps, job)
+
+
+async def test_other_bits_after_replay(deps: Deps) -> None:
+    """A replay that gives other bits rolls back: queued rollouts of the lost digests are rejected and paid, never trained."""
+    learners = PretendLearners(salts=["", "other"], lose_at={"train:8"})
+    job = await drive(deps, await submit(deps, config(staleness={"max": 3})), learners)
+    assert job.state is JobState.COMPLETED
+    lost = await deps.store.read(lambda r: r.select(Publication, job_id=job.id, state="rolled_back"))
+    assert {p.version for p in lost} & {6, 7, 8}
+    rejected = await deps.store.read(lambda r: r.select(Group, job_id=job.id, state=GroupState.REJECTED))
+    stained = [g for g in rejected if g.reason.startswith("policy_rolled_back")]
+    assert stained
+    refusals = await deps.store.read(lambda r: r.select(Refusal, job_id=job.id, code="policy_rolled_back"))
+    assert len(refusals) == 2 * len(stained)
+    assert all(r.paid and r.blame == "coordinator" for r in refusals)
+    await check(deps, job)
+
+
+async def test_no_signal_pauses(deps: Deps) -> None:
+    """Five steps in a row without signal pause the job with that reason; resumed with signal it ends."""
+    plane = PretendPlane(signal=False)
+    job_id = await submit(deps, config(algorithm={"max_replacements": 1}))
+    driver = asyncio.create_task(drive(deps, job_id, PretendLearners(), plane))
+    async with asyncio.timeout(20):
+        while (job := await row(deps, job_id)).state is not JobState.PAUSED:
+            await asyncio.sleep(0.02)
+    assert "no signal" in job.reason
+    assert job.committed_steps == 5
+    plane.signal = True
+
+    async def resume(tx) -> None:
+        now_job = await tx.get(Job, job_id)
+        await tx.put(replace(now_job, state=move(JOB, now_job.state, resumed_event(now_job.resume_state)), reason=""))
+
+    await deps.store.write(resume)
+    deps.wake.notify(job_id)
+    ended = await driver
+    assert (ended.state, ended.committed_steps) == (JobState.COMPLETED, STEPS)
+    await check(deps, ended)
+
+
+async def test_cancel_settles(deps: Deps) -> None:
+    """A cancelled job ends with every group settled."""
+    job_id = await submit(deps, config(budget={"steps": 100000}))
+    driver = asyncio.create_task(drive(deps, job_id, PretendLearners()))
+    async with asyncio.timeout(20):
+        while (await row(deps, job_id)).committed_steps < 3:
+            await asyncio.sleep(0.02)
+
+    async def cancel(tx) -> None:
+        job = await tx.get(Job, job_id)
+        await tx.put(replace(job, state=move(JOB, job.state, "cancelled"), reason="enough"))
+
+    await deps.store.write(cancel)
+    deps.wake.notify(job_id)
+    job = await driver
+    assert job.state is JobState.CANCELLED
+    live = await deps.store.read(
+        lambda r: r.count(Group, job_id=job_id, state=[GroupState.ISSUED, GroupState.READY, GroupState.SEALED])
+    )
+    assert live == 0
+    await check(deps, job)
+
+
+async def test_a_learner_that_never_starts_fails_the_job(deps: Deps) -> None:
+    """After the limit of restarts the job fails with the learner's words."""
+    job = await drive(deps, await submit(deps, config()), PretendLearners(lose_at={"start"}))
+    assert job.state is JobState.FAILED
+    assert "it does not start" in job.reason

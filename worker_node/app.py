@@ -1,0 +1,88 @@
+"""Puts a worker together from its settings and runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from random import Random
+
+from coordinator.wire.signing import public_hex
+from worker_node.adapters import identity
+from worker_node.adapters.coordinator_client import CoordinatorClient
+from worker_node.adapters.engine import EngineHost
+from worker_node.adapters.engines import make_engine
+from worker_node.adapters.status_file import Lock
+from worker_node.adapters.swarm import Swarm
+from worker_node.books import Books
+from worker_node.config import WorkerSettings
+from worker_node.domain.instructions import Stop
+from worker_node.domain.session import Session, SessionSettings
+from worker_node.runtime import Runtime
+
+CRASH_POINTS = (
+    "worker.fetched",
+    "worker.swapped",
+    "worker.confirmed",
+    "worker.generated",
+    "worker.submitted.before",
+    "worker.submitted.after",
+)
+
+
+class CrashAt:
+    """For crash tests: kills this process when a named commit point is reached for the n-th time."""
+
+    def __init__(self, name: str, count: int) -> None:
+        self._name = name
+        self._left = count
+
+    def __call__(self, name: str) -> None:
+        if name == self._name:
+            self._left -= 1
+            if self._left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def run_worker(settings: WorkerSettings) -> Stop:
+    """Join and serve until the end. Raises WorkerError when the worker cannot start."""
+    key, _ = identity.load_or_create(settings.state_dir)
+    lock = Lock(settings.state_dir)
+    lock.take()
+    try:
+        client = CoordinatorClient(
+            settings.url, key=key, coordinator_key=settings.coordinator_key, insecure_http=settings.insecure_http
+        )
+        swarm = Swarm(settings.state_dir / "weights", client, key, settings.coordinator_key)
+        stored = await asyncio.to_thread(swarm.open)
+        session = Session(
+            SessionSettings(slots=settings.engine.slots, drain_s=settings.drain_s),
+            rng=Random(os.urandom(16)),  # noqa: S311 (jitter, not secrets)
+            stored=stored,
+        )
+        runtime = Runtime(
+            settings,
+            session,
+            client,
+            swarm,
+            books=Books(settings, public_hex(key)),
+            make_host=lambda on_output, on_failure: EngineHost(
+                lambda: make_engine(settings.engine), on_output=on_output, on_failure=on_failure
+            ),
+            reach=_reach(settings),
+        )
+        _drain_on_signals(runtime)
+        return await runtime.run()
+    finally:
+        lock.release()
+
+
+def _reach(settings: WorkerSettings) -> Callable[[str], None]:
+    return CrashAt(*settings.crash_at) if settings.crash_at is not None else lambda _: None
+
+
+def _drain_on_signals(runtime: Runtime) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, runtime.request_drain, f"its owner stops it ({number.name})")

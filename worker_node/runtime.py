@@ -1,0 +1,318 @@
+"""The thin shell of a worker: carries out the session's instructions, hands the outcomes back as events, sleeps in between.
+
+Nothing is decided here. One event loop, one engine thread; each instruction that waits for something is a task of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import structlog
+
+from coordinator.wire import messages as wire
+from p2p.errors import SwarmError
+from worker_node.adapters.bench import decode_rate
+from worker_node.adapters.coordinator_client import CoordinatorClient
+from worker_node.adapters.engine import Aborted, EngineHost, Finished, Output, Unmakeable
+from worker_node.adapters.swarm import Swarm
+from worker_node.books import Books
+from worker_node.config import WorkerSettings
+from worker_node.domain import events as ev
+from worker_node.domain import instructions as do
+from worker_node.domain.session import Session
+from worker_node.domain.weights import Version
+from worker_node.errors import CallError, EngineError, TrustError
+from worker_node.wiring import beat_message, confirm_message, frame_of, granted, join_request, orders, settled_by
+
+ACCOUNT_EVERY_S = 30.0
+STATUS_EVERY_S = 1.0
+_BENCH_SLOTS = 8
+
+
+class Runtime:
+    """One worker process. `run` returns when the session stopped."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        session: Session,
+        client: CoordinatorClient,
+        swarm: Swarm,
+        *,
+        books: Books,
+        make_host: Callable[[Callable[[list[Output]], None], Callable[[str], None]], EngineHost],
+        reach: Callable[[str], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`make_host` gets the engine's two callbacks; `reach` is told at named commit points (crash tests)."""
+        self._settings = settings
+        self._session = session
+        self._client = client
+        self._swarm = swarm
+        self._books = books
+        self._host = make_host(self._engine_output, self._engine_failed)
+        self._reach = reach
+        self._clock = clock
+        self._log = structlog.get_logger("worker")
+        self._events: deque[ev.Event] = deque()
+        self._news = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._join: wire.JoinRequest | None = None
+        self._networks: tuple[str, ...] = ()
+        self._epoch = 0
+        self._loaded_job: str | None = None
+        self._stop: do.Stop | None = None
+        self._said = ""
+        self._status_at = 0.0
+
+    async def run(self) -> do.Stop:
+        """Serve until the session stops. Raises EngineError or ConfigError when the worker cannot even start."""
+        try:
+            engine = await self._host.start()
+            peer = None
+            if self._settings.peer.port:
+                peer = await self._swarm.serve_peers(self._settings.peer, self._client.worker)
+            self._join = join_request(self._settings, self._books.public_key, engine, peer)
+            self._books.engine = f"{engine.kind} ({engine.version}) on {engine.device}, {engine.dtype}"
+            self._spawn(self._poll_account())
+            return await self._serve()
+        finally:
+            await self._close()
+
+    def request_drain(self, reason: str) -> None:
+        """Finish the leases in hand and go; asked again: go now. Called on the event loop (signals)."""
+        self._push(ev.DrainRequested(reason))
+
+    async def _serve(self) -> do.Stop:
+        self._handle(ev.Woke())
+        while self._stop is None:
+            await self._wait(self._session.next_deadline())
+            if not self._events:
+                self._handle(ev.Woke())
+            while self._events and self._stop is None:
+                self._handle(self._events.popleft())
+            self._show()
+        self._show(ended=self._stop.reason)
+        return self._stop
+
+    def _handle(self, event: ev.Event) -> None:
+        for instruction in self._session.handle(event, self._clock()):
+            self._perform(instruction)
+
+    async def _wait(self, deadline: float | None) -> None:
+        if self._events or deadline is None:
+            return
+        self._news.clear()
+        try:
+            async with asyncio.timeout(max(deadline - self._clock(), 0.0)):
+                await self._news.wait()
+        except TimeoutError:
+            return
+
+    def _push(self, event: ev.Event) -> None:
+        self._events.append(event)
+        self._news.set()
+
+    def _perform(self, instruction: do.Instruction) -> None:  # noqa: PLR0912 (one line for each instruction)
+        match instruction:
+            case do.SendJoin():
+                self._call(ev.Call.JOIN, 0, self._send_join())
+            case do.SendBeat():
+                self._call(ev.Call.BEAT, instruction.epoch, self._send_beat(instruction))
+            case do.AskLease():
+                self._call(ev.Call.LEASE, instruction.epoch, self._ask_lease(instruction))
+            case do.FetchManifest():
+                self._call(ev.Call.MANIFEST, self._epoch, self._fetch_manifest(instruction.version))
+            case do.FetchPieces():
+                self._spawn(self._fetch_pieces(instruction.version))
+            case do.SwapWeights():
+                self._spawn(self._swap(instruction))
+            case do.SendConfirm():
+                self._call(ev.Call.CONFIRM, instruction.epoch, self._confirm(instruction))
+            case do.StartGeneration():
+                self._order(lambda host: host.post(lambda core: core.admit(instruction.requests) or []))
+            case do.AbortGeneration():
+                keys = {(instruction.lease_id, slot) for slot in instruction.slots}
+                self._order(lambda host: host.post(lambda core: core.abort(keys)))
+            case do.SubmitCompletions():
+                self._call(ev.Call.SUBMIT, instruction.epoch, self._submit(instruction), lease_id=instruction.lease_id)
+            case do.DropVersions():
+                self._spawn(self._swarm.drop(instruction.versions))
+            case do.SendLeave():
+                self._call(ev.Call.LEAVE, instruction.epoch, self._leave(instruction))
+            case do.Stop():
+                self._stop = instruction
+
+    # --- calls: each pushes its answer, or raises CallError
+
+    async def _send_join(self) -> None:
+        assert self._join is not None
+        welcome = await self._client.join(self._join)
+        self._epoch, self._networks = welcome.session_epoch, welcome.peer_networks
+        self._log.info("joined", worker=welcome.worker_id, session=welcome.session_epoch, notice=welcome.notice)
+        self._push(ev.Joined(welcome.worker_id, welcome.session_epoch, welcome.heartbeat_s))
+
+    async def _send_beat(self, beat: do.SendBeat) -> None:
+        reply = await self._client.heartbeat(beat_message(beat, self._books.measure(*self._host.meter())))
+        self._push(orders(reply))
+
+    async def _ask_lease(self, ask: do.AskLease) -> None:
+        version = ask.version
+        request = wire.LeaseRequest(
+            session_epoch=ask.epoch,
+            job_id=version.job_id,
+            version=version.number,
+            digest=version.digest,
+            free_slots=ask.free_slots,
+            wait_s=ask.wait_s,
+        )
+        reply = await self._client.lease(request)
+        self._push(granted(reply, ask.epoch, offset_s=self._clock() - self._client.server_now()))
+
+    async def _fetch_manifest(self, version: Version) -> None:
+        try:
+            await self._swarm.offer(version, epoch=self._epoch)
+        except SwarmError as error:
+            raise CallError(ev.Outcome.TRY_AGAIN, "bad_manifest", str(error)) from error
+        self._push(ev.ManifestArrived(version))
+
+    async def _confirm(self, confirm: do.SendConfirm) -> None:
+        reply = await self._client.confirm(confirm_message(confirm))
+        self._reach("worker.confirmed")
+        self._push(ev.ConfirmAnswered(confirm.version, reply.accepted, reply.reason))
+
+    async def _submit(self, submission: do.SubmitCompletions) -> None:
+        frame = await asyncio.to_thread(frame_of, submission)
+        self._reach("worker.submitted.before")
+        reply = await self._client.submit(frame, epoch=submission.epoch)
+        self._reach("worker.submitted.after")
+        if not self._books.take_receipt(submission, reply):
+            self._log.warning("the receipt is not signed for these slots", lease=submission.lease_id)
+        self._push(settled_by(submission, reply))
+
+    async def _leave(self, leave: do.SendLeave) -> None:
+        await self._client.leave(wire.Leave(session_epoch=leave.epoch, reason=leave.reason[:1000]))
+        self._push(ev.Left())
+
+    # --- weights
+
+    async def _fetch_pieces(self, version: Version) -> None:
+        try:
+            finished = await self._swarm.bring(
+                version, epoch=self._epoch, networks=self._networks, on_progress=self._books.fetch_progress
+            )
+        except (SwarmError, CallError, OSError) as error:
+            self._push(ev.FetchFailed(version, str(error)))
+            return
+        finally:
+            self._books.fetch_ended()
+        self._reach("worker.fetched")
+        self._push(finished)
+
+    async def _swap(self, swap: do.SwapWeights) -> None:
+        version, started = swap.version, self._clock()
+        load = self._loaded_job != version.job_id
+        try:
+            canary = await self._host.swap(
+                self._swarm.weights(version),
+                load=load,
+                abort_running=swap.abort_running,
+                canary_ids=self._swarm.canary_ids(version),
+            )
+            self._loaded_job = version.job_id
+            seconds = self._clock() - started
+            if load and self._settings.engine.tokens_per_s <= 0:
+                slots = min(self._settings.engine.slots, _BENCH_SLOTS)
+                self._books.tokens_per_s = await self._host.run(lambda core: decode_rate(core, slots=slots))
+        except EngineError as error:
+            if not error.poisoned:  # a poisoned engine reports by its own way
+                self._loaded_job = None if load else self._loaded_job
+                self._push(ev.SwapFailed(version, str(error)))
+            return
+        self._reach("worker.swapped")
+        self._push(ev.SwapFinished(version, canary, seconds))
+
+    # --- engine, on the event loop
+
+    def _engine_output(self, outputs: list[Output]) -> None:
+        for output in outputs:
+            match output:
+                case Finished((lease_id, slot), completion):
+                    self._reach("worker.generated")
+                    self._push(ev.CompletionFinished(lease_id, slot, completion))
+                case Aborted((lease_id, slot)):
+                    self._push(ev.CompletionAborted(lease_id, slot))
+                case Unmakeable((lease_id, slot), reason):
+                    self._push(ev.CompletionFailed(lease_id, slot, reason))
+
+    def _engine_failed(self, reason: str) -> None:
+        self._log.error("the engine failed", reason=reason)
+        self._push(ev.EngineFailed(reason))
+
+    def _order(self, order: Callable[[EngineHost], None]) -> None:
+        try:
+            order(self._host)
+        except EngineError as error:
+            self._push(ev.EngineFailed(str(error)))
+
+    # --- tasks
+
+    def _call(self, call: ev.Call, epoch: int, work: Awaitable[None], *, lease_id: str = "") -> None:
+        self._spawn(self._reported(call, epoch, work, lease_id))
+
+    async def _reported(self, call: ev.Call, epoch: int, work: Awaitable[None], lease_id: str) -> None:
+        """Carry out a call; a failure becomes an event."""
+        try:
+            await work
+        except TrustError as error:
+            self._push(ev.CallFailed(call, ev.Outcome.FATAL, "not_trusted", str(error), epoch=epoch, lease_id=lease_id))
+        except CallError as error:
+            self._log.info("call failed", call=call.value, code=error.code, reason=str(error))
+            failed = ev.CallFailed(
+                call, error.outcome, error.code, str(error), epoch=epoch, retry_after_s=error.retry_after_s, lease_id=lease_id
+            )
+            self._push(failed)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """A task that raises what it should not is a fault of this program: the worker ends, loudly."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._log.error("internal fault", error=repr(error), exc_info=error)
+            self._push(ev.EngineFailed(f"internal fault: {error!r}"))
+
+    async def _poll_account(self) -> None:
+        while True:
+            await asyncio.sleep(ACCOUNT_EVERY_S)
+            if self._epoch:
+                try:
+                    self._books.account = await self._client.account(self._epoch)
+                except (CallError, TrustError) as error:
+                    self._log.debug("account not read", reason=str(error))
+
+    def _show(self, *, ended: str | None = None) -> None:
+        report = self._session.report()
+        if report.because != self._said:
+            self._said = report.because
+            self._log.info("working" if report.working else "not working", because=report.because)
+            self._status_at = 0.0
+        now = self._clock()
+        if ended is not None or now >= self._status_at:
+            self._status_at = now + STATUS_EVERY_S
+            self._books.write(report, now=now, ended=ended)
+
+    async def _close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._host.close()
+        await self._swarm.close()
+        await self._client.close()
