@@ -156,8 +156,7 @@ async def _serve(
     settings: Settings, deps: Deps, certificate: str | None, tls: ssl.SSLContext | None, stack: contextlib.AsyncExitStack
 ) -> str:
     app = web.Application(client_max_size=0)
-    metrics_token = settings.metrics_token.get_secret_value() if settings.metrics_token else None
-    add_rest_routes(app, deps, metrics_token=metrics_token)
+    add_rest_routes(app, deps)
     add_worker_routes(app, deps, certificate_sha256=certificate)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=5.0)
     await runner.setup()

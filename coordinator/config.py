@@ -30,7 +30,6 @@ class Settings(BaseSettings):
     max_running_jobs: int = Field(1, ge=1, le=64)
     minimum_free_bytes: int = Field(256 << 20, ge=0, description="below it jobs pause before anything can be lost")
     allow_scripted: bool = Field(False, description="accept scripted engines (tests and load runs)")
-    metrics_token: SecretStr | None = Field(None, description="lets /metrics be read from other hosts")
     crash_at: str | None = Field(None, description="crash tests: kill this process at commit point NAME:COUNT")
     learner_crash_at: str | None = Field(None, description="crash tests: kill the learner at commit point NAME:COUNT")
 

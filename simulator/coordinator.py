@@ -11,11 +11,10 @@ from dataclasses import replace
 
 from coordinator.domain import admission, groups, leases, workers
 from coordinator.domain import seal as sealing
-from coordinator.domain.admission import CompletionLimits, Submitted, Verdict
+from coordinator.domain.admission import Submitted, Verdict
 from coordinator.domain.grant import Grant, grantable
 from coordinator.domain.model import (
     Batch,
-    BatchState,
     Group,
     GroupState,
     Job,
@@ -28,14 +27,12 @@ from coordinator.domain.model import (
     Rollout,
     RolloutState,
     Worker,
+    WorkerState,
 )
 from coordinator.domain.staleness import last_step
 from coordinator.domain.states import BATCH, GROUP, JOB, LEASE, PUBLICATION, ROLLOUT, WORKER, move
+from simulator import rows
 
-LIMITS = leases.LeaseLimits(min_s=5.0, max_s=600.0, slowest_tokens_per_s=0.2)
-VOCABULARY = 16
-STOP_TOKEN = 1
-FASTEST_TOKENS_PER_S = 1e6
 _ENDED = {
     LeaseState.ABANDONED: "abandoned",
     LeaseState.EXPIRED: "expired",
@@ -140,66 +137,44 @@ class Coordinator:
             return []
         granted = list(self._lease_missing(worker_id, free_slots, now))
         left = free_slots - sum(len(lease.slots) for lease in granted)
+        size = self.job.config.algorithm.group_size
+        if granted and left < size:  # one group beyond the free slots only for those who got nothing else
+            return granted
         version = self.newest_held(worker_id)
         assert version is not None
-        size = self.job.config.algorithm.group_size
         for _ in range(leases.groups_for(left, group_size=size, grantable=self.grant_for(version).groups)):
             granted.append(self._grant(self._issue(now), tuple(range(size)), worker_id, now))
         return granted
 
     def _lease_missing(self, worker_id: str, free_slots: int, now: float) -> Iterator[Lease]:
-        alone = sum(worker.state.value == "active" for worker in self.workers.values()) == 1
+        alone = sum(worker.state is WorkerState.ACTIVE for worker in self.workers.values()) == 1
         for number in sorted(self.unsettled):
             if self.groups[number].state is not GroupState.ISSUED or free_slots <= 0:
                 continue
-            rows = self.rollouts[number]
-            slots = [slot for slot in groups.open_slots(rows) if alone or rows[slot].worker_id != worker_id][:free_slots]
+            members = self.rollouts[number]
+            slots = [slot for slot in groups.open_slots(members) if alone or members[slot].worker_id != worker_id][:free_slots]
             if slots:
                 free_slots -= len(slots)
                 yield self._grant(self.groups[number], tuple(slots), worker_id, now)
 
     def _issue(self, now: float) -> Group:
-        number, size = len(self.groups), self.job.config.algorithm.group_size
-        group = Group(f"g{number}", self.job.id, number, number, (2, 3), size, GroupState.ISSUED, now)
-        self.groups[number] = group
-        self.rollouts[number] = [Rollout(group.id, slot, self.job.id, number, RolloutState.OPEN) for slot in range(size)]
-        self.unsettled.add(number)
+        group, slots = rows.new_group(self.job, len(self.groups), now)
+        self.groups[group.number], self.rollouts[group.number] = group, slots
+        self.unsettled.add(group.number)
         return group
 
     def _grant(self, group: Group, slots: tuple[int, ...], worker_id: str, now: float) -> Lease:
-        version = self.newest_held(worker_id)
-        assert version is not None
-        worker = self.workers[worker_id]
-        deadline = leases.wall_deadline(
-            now,
-            slots=worker.max_slots,
-            max_new_tokens=self.job.config.sampling.max_new_tokens,
-            tokens_per_s=worker.tokens_per_s,
-            limits=LIMITS,
-        )
-        lease = Lease(
-            id=f"l{len(self.leases)}",
-            job_id=self.job.id,
-            group_id=group.id,
-            worker_id=worker_id,
-            session_epoch=worker.session_epoch,
-            slots=slots,
-            version=version,
-            digest=self.held[worker_id][version],
-            last_step=last_step(version, self.bound),
-            deadline=deadline,
-            fence=group.fence + 1,
-            state=LeaseState.LIVE,
-            issued_at=now,
-        )
+        held = max(self.held[worker_id].items())
+        name = f"l{len(self.leases)}"
+        lease = rows.new_lease(self.job, self.workers[worker_id], group, name=name, slots=slots, held=held, now=now)
         self.leases[lease.id] = lease
         self._live[lease.id] = None
         self.groups[group.number] = replace(group, fence=lease.fence)
-        rows = self.rollouts[group.number]
+        members = self.rollouts[group.number]
         for slot in slots:
-            state = move(ROLLOUT, rows[slot].state, "leased")
-            attempts = rows[slot].attempts + 1
-            rows[slot] = replace(rows[slot], state=state, lease_id=lease.id, worker_id=worker_id, attempts=attempts)
+            state = move(ROLLOUT, members[slot].state, "leased")
+            attempts = members[slot].attempts + 1
+            members[slot] = replace(members[slot], state=state, lease_id=lease.id, worker_id=worker_id, attempts=attempts)
         return lease
 
     def submit(self, lease: Lease, session_epoch: int, done: Submitted, *, claimed: Mapping[int, str], now: float) -> Verdict:
@@ -218,13 +193,21 @@ class Coordinator:
             now=now,
         )
         if refused is None:
-            verdict = admission.check_completion(done, self._limits(stored, claimed))
+            limits = rows.completion_limits(
+                self.job,
+                stored,
+                confirmed=self.held[lease.worker_id],
+                claimed=claimed,
+                rolled_back=self.rolled_back,
+            )
+            verdict = admission.check_completion(done, limits)
         else:
             verdict = Verdict(done.slot, False, refused.code, refused.reason, refused.blame, refused.paid)
         if verdict.accepted:
             self._settle(stored, number, done, now)
         else:
-            self._refuse(stored, verdict, len(done.token_ids), now)
+            name = f"r{len(self.refusals)}"
+            self.refusals.append(rows.new_refusal(stored, verdict, name=name, tokens=len(done.token_ids), now=now))
             self._reopen(stored, number, done.slot, now)
         return verdict
 
@@ -235,28 +218,13 @@ class Coordinator:
             self.rollouts[number][slot] = replace(row, state=move(ROLLOUT, row.state, "released"), lease_id=None)
             self._close_if_done(lease, number, now)
 
-    def _limits(self, lease: Lease, claimed: Mapping[int, str]) -> CompletionLimits:
-        return CompletionLimits(
-            vocab_size=VOCABULARY,
-            stop_token_ids=(STOP_TOKEN,),
-            max_new_tokens=self.job.config.sampling.max_new_tokens,
-            lease_version=lease.version,
-            last_step=lease.last_step,
-            bound=self.bound,
-            committed_steps=self.job.committed_steps,
-            confirmed=self.held[lease.worker_id],
-            claimed=claimed,
-            rolled_back=self.rolled_back,
-            fastest_tokens_per_s=FASTEST_TOKENS_PER_S,
-        )
-
     def _settle(self, lease: Lease, number: int, done: Submitted, now: float) -> None:
-        rows, held = self.rollouts[number], self.held[lease.worker_id]
+        members, held = self.rollouts[number], self.held[lease.worker_id]
         oldest, newest = int(done.versions[0]), int(done.versions[-1])
         used = {str(version): held[version] for version in sorted(set(done.versions.tolist()))}
-        rows[done.slot] = replace(
-            rows[done.slot],
-            state=move(ROLLOUT, rows[done.slot].state, "accepted"),
+        members[done.slot] = replace(
+            members[done.slot],
+            state=move(ROLLOUT, members[done.slot].state, "accepted"),
             length=len(done.token_ids),
             oldest_version=oldest,
             newest_version=newest,
@@ -270,27 +238,9 @@ class Coordinator:
         self._close_if_done(lease, number, now)
 
     def _close_if_done(self, lease: Lease, number: int, now: float) -> None:
-        rows = self.rollouts[number]
-        if all(rows[slot].lease_id != lease.id or rows[slot].accepted_at is not None for slot in lease.slots):
+        members = self.rollouts[number]
+        if all(members[slot].lease_id != lease.id or members[slot].accepted_at is not None for slot in lease.slots):
             self._close_lease(lease, move(LEASE, lease.state, "all_settled"), "", now)
-
-    def _refuse(self, lease: Lease, verdict: Verdict, tokens: int, now: float) -> None:
-        self.refusals.append(
-            Refusal(
-                id=f"r{len(self.refusals)}",
-                worker_id=lease.worker_id,
-                job_id=self.job.id,
-                lease_id=lease.id,
-                group_id=lease.group_id,
-                slot=verdict.slot,
-                code=verdict.code,
-                reason=verdict.reason,
-                blame=verdict.blame,
-                paid=verdict.paid,
-                tokens=tokens,
-                at=now,
-            )
-        )
 
     def grade(self, number: int, slot: int, reward: float, now: float) -> None:
         """The grader's answer for an accepted rollout."""
@@ -341,19 +291,7 @@ class Coordinator:
         return sealing.ReadyGroup(group.number, group.oldest_version, rewards)
 
     def _write_batch(self, chosen: sealing.Seal, numbers: Sequence[int], now: float) -> Batch:
-        batch = Batch(
-            job_id=self.job.id,
-            step=self.job.committed_steps,
-            state=BatchState.SEALED,
-            groups=tuple(numbers),
-            path="",
-            digest="",
-            rollouts=sum(self.groups[number].size for number in numbers),
-            no_signal=chosen.no_signal,
-            staleness={str(age): count for age, count in chosen.staleness.items()},
-            sealed_at=now,
-            bound=self.bound,
-        )
+        batch = rows.new_batch(self.job, chosen, numbers, now)
         self.batches.append(batch)
         for number in numbers:
             state = move(GROUP, self.groups[number].state, "sealed")
@@ -403,7 +341,9 @@ class Coordinator:
     def sweep(self, now: float) -> None:
         """End what is over: silent workers, leases, groups that no step can take any more."""
         for worker in self.workers.values():
-            if worker.state.value == "gone" or not workers.is_lost(worker.last_seen_at, now=now, lost_after_s=self._lost_after_s):
+            if worker.state is WorkerState.GONE or not workers.is_lost(
+                worker.last_seen_at, now=now, lost_after_s=self._lost_after_s
+            ):
                 continue
             gone = move(WORKER, worker.state, "lost")
             self.workers[worker.id] = replace(worker, state=gone, state_since=now)
@@ -430,14 +370,14 @@ class Coordinator:
             deadline = leases.moved_deadline(lease, now=now, grace_s=self._grace_s)
             self.leases[lease.id] = replace(lease, deadline=deadline)
         for worker in self.workers.values():
-            if worker.state.value != "gone":
+            if worker.state is not WorkerState.GONE:
                 self.workers[worker.id] = replace(worker, last_seen_at=now)
 
     def _live_leases(self) -> list[Lease]:
         return [self.leases[lease_id] for lease_id in self._live]
 
     def _swept(self, lease: Lease, now: float) -> int | None:
-        alive = self.workers[lease.worker_id].state.value in ("active", "draining", "standby")
+        alive = self.workers[lease.worker_id].state not in (WorkerState.GONE, WorkerState.QUARANTINED)
         ended = leases.ending(
             lease,
             now=now,
@@ -452,10 +392,10 @@ class Coordinator:
     def _end_lease(self, lease: Lease, state: LeaseState, reason: str, now: float) -> int:
         self._close_lease(lease, move(LEASE, lease.state, _ENDED[state]), reason, now)
         number = int(lease.group_id[1:])
-        rows = self.rollouts[number]
+        members = self.rollouts[number]
         for slot in lease.slots:
-            if rows[slot].lease_id == lease.id and rows[slot].state is RolloutState.LEASED:
-                rows[slot] = replace(rows[slot], state=move(ROLLOUT, rows[slot].state, "released"), lease_id=None)
+            if members[slot].lease_id == lease.id and members[slot].state is RolloutState.LEASED:
+                members[slot] = replace(members[slot], state=move(ROLLOUT, members[slot].state, "released"), lease_id=None)
         return number
 
     def _close_lease(self, lease: Lease, state: LeaseState, reason: str, now: float) -> None:
@@ -475,7 +415,7 @@ class Coordinator:
         for lease in self._live_leases():
             if lease.group_id == group.id:
                 self._end_lease(lease, LeaseState.DEAD, reason, now)
-        rows = self.rollouts[number]
-        for slot, row in enumerate(rows):
+        members = self.rollouts[number]
+        for slot, row in enumerate(members):
             if row.state in (RolloutState.OPEN, RolloutState.LEASED):
-                rows[slot] = replace(row, state=move(ROLLOUT, row.state, "group_ended"))
+                members[slot] = replace(row, state=move(ROLLOUT, row.state, "group_ended"))

@@ -93,17 +93,16 @@ class Scenario:
 P99_SIGMAS = 2.326  # of the normal distribution
 
 
-def is_inside_warning_line(scenario: Scenario, *, kappa: int) -> bool:
-    """DESIGN 5: kappa + max(ceil((T_bcast + T_gen + T_grade) / T_train), queue) <= S, with mean and p99 of T_gen.
+def warning_line(scenario: Scenario, *, kappa: int) -> int:
+    """The smallest S inside DESIGN 5's line: kappa + max(ceil((T_bcast + T_gen + T_grade) / T_train), queue).
 
-    The queue is how many steps' rollouts the workers hold at once when all their slots are busy.
+    Taken with the p99 of T_gen, which is never below the mean's. The queue is how many steps' rollouts the workers hold at
+    once when all their slots are busy.
     """
     queue = math.ceil(sum(worker.slots for worker in scenario.workers) / scenario.rollouts_per_step)
-    for sigmas in (None, P99_SIGMAS):
-        path_s = scenario.bcast_s + scenario.lease_s(sigmas) + scenario.grade_s
-        if kappa + max(math.ceil(path_s / scenario.train_s), queue) > scenario.bound:
-            return False
-    return True
+    slow_s = max(scenario.lease_s(None), scenario.lease_s(P99_SIGMAS))
+    path_s = scenario.bcast_s + slow_s + scenario.grade_s
+    return kappa + max(math.ceil(path_s / scenario.train_s), queue)
 
 
 @dataclass(frozen=True, slots=True)

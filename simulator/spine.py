@@ -25,7 +25,7 @@ from coordinator.wire.job import (
 )
 from simulator.coordinator import Coordinator
 from simulator.laws import LawBroken, Starvation, check_batch
-from simulator.scenario import MAX_TOKENS, Outage, Outcome, Scenario, WorkerCrash, WorkerModel, is_inside_warning_line
+from simulator.scenario import MAX_TOKENS, Outage, Outcome, Scenario, WorkerCrash, WorkerModel, warning_line
 from simulator.worker import Generation, SimulatedWorker
 
 STORY_LINES = 60
@@ -369,7 +369,7 @@ def table(bounds: tuple[int, ...] = (0, 1, 2, 3, 4, 6), tails: tuple[float, ...]
             outcome = run(scenario)
             groups = sum(outcome.staleness.values())
             mean = sum(age * count for age, count in outcome.staleness.items()) / groups
-            inside = "yes" if is_inside_warning_line(scenario, kappa=outcome.kappa) else "no"
+            inside = "yes" if warning_line(scenario, kappa=outcome.kappa) <= bound else "no"
             lines.append(
                 f"{bound:3d}  {tail:4.1f}  {outcome.kappa:5d}  {inside:>6}  {outcome.utilisation:11.3f}  "
                 f"{outcome.discards:8.4f}  {mean:14.2f}  {outcome.steps:5d}  {outcome.seconds:7.0f}"

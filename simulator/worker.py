@@ -12,7 +12,7 @@ import numpy as np
 from coordinator.domain.admission import Submitted
 from coordinator.domain.model import Lease
 from coordinator.domain.seeds import slot_seed
-from simulator.coordinator import STOP_TOKEN
+from simulator.rows import STOP_TOKEN
 from simulator.scenario import MAX_TOKENS, MEAN_TOKENS, WorkerModel
 
 

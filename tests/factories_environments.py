@@ -21,7 +21,15 @@ CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] | trim }}{{ eos_token }}\n"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
-_ADDED = {"__type": "AddedToken", "content": "<eos>", "lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+_ADDED = {
+    "__type": "AddedToken",
+    "content": "<eos>",
+    "lstrip": False,
+    "normalized": False,
+    "rstrip": False,
+    "single_word": False,
+    "special": True,
+}
 SECONDS = PoolSettings(processes=1, backoff_first_s=0.01, backoff_most_s=0.05)
 
 
@@ -69,7 +77,12 @@ def make_plane(
 
 
 def reward_plane(
-    directory: Path, code: str, *, rows: Sequence[object] = ({"prompt": "say"},), environment: dict[str, object] | None = None, **more: Any
+    directory: Path,
+    code: str,
+    *,
+    rows: Sequence[object] = ({"prompt": "say"},),
+    environment: dict[str, object] | None = None,
+    **more: Any,
 ) -> JailedDataPlane:
     """A data plane on the function `reward` of `code`."""
     file = directory / "rewards.py"

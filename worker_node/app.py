@@ -6,12 +6,13 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 from coordinator.wire.signing import public_hex
 from worker_node.adapters import identity
 from worker_node.adapters.coordinator_client import CoordinatorClient
-from worker_node.adapters.engine import EngineHost
+from worker_node.adapters.engine import EngineHost, Output
 from worker_node.adapters.engines import make_engine
 from worker_node.adapters.status_file import Lock
 from worker_node.adapters.swarm import Swarm
@@ -19,7 +20,7 @@ from worker_node.books import Books
 from worker_node.config import WorkerSettings
 from worker_node.domain.instructions import Stop
 from worker_node.domain.session import Session, SessionSettings
-from worker_node.runtime import Runtime
+from worker_node.runtime import Parts, Runtime
 
 CRASH_POINTS = (
     "worker.fetched",
@@ -47,35 +48,37 @@ class CrashAt:
 
 async def run_worker(settings: WorkerSettings) -> Stop:
     """Join and serve until the end. Raises WorkerError when the worker cannot start."""
-    key, _ = identity.load_or_create(settings.state_dir)
+    identity.make_state_dir(settings.state_dir)
     lock = Lock(settings.state_dir)
     lock.take()
     try:
-        client = CoordinatorClient(
-            settings.url, key=key, coordinator_key=settings.coordinator_key, insecure_http=settings.insecure_http
-        )
-        swarm = Swarm(settings.state_dir / "weights", client, key, settings.coordinator_key)
-        stored = await asyncio.to_thread(swarm.open)
-        session = Session(
-            SessionSettings(slots=settings.engine.slots, drain_s=settings.drain_s),
-            rng=Random(os.urandom(16)),  # noqa: S311 (jitter, not secrets)
-            stored=stored,
-        )
-        runtime = Runtime(
-            settings,
-            session,
-            client,
-            swarm,
-            books=Books(settings, public_hex(key)),
-            make_host=lambda on_output, on_failure: EngineHost(
-                lambda: make_engine(settings.engine), on_output=on_output, on_failure=on_failure
-            ),
-            reach=_reach(settings),
-        )
+        runtime = await build(settings)
         _drain_on_signals(runtime)
         return await runtime.run()
     finally:
         lock.release()
+
+
+async def build(settings: WorkerSettings) -> Runtime:
+    """A worker that is ready to run. Raises IdentityError."""
+    key, _ = identity.load_or_create(settings.state_dir)
+    client = CoordinatorClient(
+        settings.url, key=key, coordinator_key=settings.coordinator_key, insecure_http=settings.insecure_http
+    )
+    swarm = Swarm(settings.state_dir / "weights", client, key, settings.coordinator_key)
+    session = Session(
+        SessionSettings(slots=settings.engine.slots, drain_s=settings.drain_s),
+        rng=Random(os.urandom(16)),  # noqa: S311 (jitter, not secrets)
+        stored=await asyncio.to_thread(swarm.open),
+    )
+    parts = Parts(session, client, swarm, Books(settings, public_hex(key)), partial(_make_host, settings))
+    return Runtime(settings, parts, reach=_reach(settings))
+
+
+def _make_host(
+    settings: WorkerSettings, on_output: Callable[[list[Output]], None], on_failure: Callable[[str], None]
+) -> EngineHost:
+    return EngineHost(lambda: make_engine(settings.engine), on_output=on_output, on_failure=on_failure)
 
 
 def _reach(settings: WorkerSettings) -> Callable[[str], None]:

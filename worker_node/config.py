@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import ipaddress
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -15,6 +17,7 @@ from worker_node.errors import ConfigError
 
 INVITE_VARIABLE = "ECHO2_INVITE"
 PASSPHRASE_VARIABLE = "ECHO2_IDENTITY_PASSPHRASE"  # noqa: S105 (a name, not a secret)
+COORDINATOR_FILE = "coordinator.json"
 INVITE_FORMAT = "echo2-invite-1"
 _SECRET = re.compile(r"[A-Za-z0-9_-]{16,128}")
 _KEY = re.compile(r"[0-9a-f]{64}")
@@ -70,6 +73,13 @@ def default_state_dir(environment: Mapping[str, str] | None = None) -> Path:
     return (Path(base) if base else Path.home() / ".local" / "state") / "echo2-worker"
 
 
+def default_unit_dir(environment: Mapping[str, str] | None = None) -> Path:
+    """Where a user's systemd units live."""
+    environment = os.environ if environment is None else environment
+    base = environment.get("XDG_CONFIG_HOME")
+    return (Path(base) if base else Path.home() / ".config") / "systemd" / "user"
+
+
 def limit_threads(environment: dict[str, str] | None = None) -> None:
     """One thread for each numeric library, unless the owner chose: must run before torch is imported."""
     target = os.environ if environment is None else environment
@@ -113,6 +123,58 @@ class WorkerSettings:
     insecure_http: bool = False
     drain_s: float = 120.0
     crash_at: tuple[str, int] | None = None
+
+
+def engine_settings(
+    kind: str,
+    *,
+    slots: int = 32,
+    dtype: str = "float32",
+    device: str = "auto",
+    tokens_per_s: float = 0.0,
+    faults: Mapping[str, int] | None = None,
+) -> EngineSettings:
+    """Check the options of an engine. Raises ConfigError."""
+    if kind not in ("torch", "scripted"):
+        raise ConfigError(f"--engine {kind!r} must be torch or scripted")
+    if dtype not in ("float32", "bfloat16", "float16"):
+        raise ConfigError(f"--dtype {dtype!r} must be float32, bfloat16 or float16")
+    if kind != "scripted" and (tokens_per_s or faults):
+        raise ConfigError("--tokens-per-s and --fault are for --engine scripted: a real engine is measured")
+    return EngineSettings(kind, slots, dtype, device, tokens_per_s, dict(faults or {}))  # type: ignore[arg-type]  # checked above
+
+
+def peer_settings(host: str, port: int) -> PeerSettings:
+    """Check where peers shall find this worker. Raises ConfigError."""
+    if port and not 1024 <= port <= 65535:
+        raise ConfigError(f"--peer-port {port} must be 0 or lie in 1024 to 65535")
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError as error:
+        raise ConfigError(f"--peer-host {host!r} must be an IP address literal: other workers do not resolve names") from error
+    bind = "127.0.0.1" if address.is_loopback and address.version == 4 else "::" if address.version == 6 else "0.0.0.0"  # noqa: S104
+    return PeerSettings(host, port, bind)
+
+
+def remember_coordinator(state_dir: Path, url: str, key: str) -> None:
+    """Keep whom the invite named, so that a known worker comes back without it."""
+    try:
+        (state_dir / COORDINATOR_FILE).write_text(json.dumps({"url": url.rstrip("/"), "coordinator_key": key}), "utf-8")
+    except OSError as error:
+        raise ConfigError(f"--state-dir {state_dir} cannot be written: {error.strerror}") from error
+
+
+def read_coordinator(state_dir: Path, url: str) -> str:
+    """The key of the coordinator at `url` that this worker joined before. Raises ConfigError when it never did."""
+    try:
+        known = json.loads((state_dir / COORDINATOR_FILE).read_text("utf-8"))
+        if known["url"] == url.rstrip("/") and _KEY.fullmatch(known["coordinator_key"]):
+            return str(known["coordinator_key"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise ConfigError(
+        f"this worker never joined {url}: pass the operator's invite with --invite, --invite-file or {INVITE_VARIABLE}"
+    )
 
 
 def parse_counts(values: list[str], option: str, names: tuple[str, ...]) -> dict[str, int]:

@@ -1,11 +1,11 @@
 """What can go wrong in a worker, as one tree. Each message says what was wrong and what to do next.
 
-    WorkerError
-    ├── ConfigError     a setting of this worker; the owner can fix it
-    ├── IdentityError   the key file: absent, unreadable, wrong passphrase
-    ├── TrustError      the coordinator is not who the invite says
-    ├── CallError       one call to the coordinator failed; `kind` says what a retry would bring
-    └── EngineError     the engine cannot load, update or generate; `poisoned` when its weights may be a mixture
+WorkerError
+├── ConfigError     a setting of this worker; the owner can fix it
+├── IdentityError   the key file: absent, unreadable, wrong passphrase
+├── TrustError      the coordinator is not who the invite says
+├── CallError       one call to the coordinator failed; `outcome` says what a retry would bring
+└── EngineError     the engine cannot load, update or generate; `poisoned` when its weights may be a mixture
 """
 
 from __future__ import annotations

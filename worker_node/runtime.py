@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -33,28 +34,35 @@ STATUS_EVERY_S = 1.0
 _BENCH_SLOTS = 8
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a runtime drives. `make_host` gets the engine's two callbacks: outputs, and the reason of a failure."""
+
+    session: Session
+    client: CoordinatorClient
+    swarm: Swarm
+    books: Books
+    make_host: Callable[[Callable[[list[Output]], None], Callable[[str], None]], EngineHost]
+
+
 class Runtime:
     """One worker process. `run` returns when the session stopped."""
 
     def __init__(
         self,
         settings: WorkerSettings,
-        session: Session,
-        client: CoordinatorClient,
-        swarm: Swarm,
+        parts: Parts,
         *,
-        books: Books,
-        make_host: Callable[[Callable[[list[Output]], None], Callable[[str], None]], EngineHost],
         reach: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`make_host` gets the engine's two callbacks; `reach` is told at named commit points (crash tests)."""
+        """`reach` is told at named commit points (crash tests)."""
         self._settings = settings
-        self._session = session
-        self._client = client
-        self._swarm = swarm
-        self._books = books
-        self._host = make_host(self._engine_output, self._engine_failed)
+        self._session = parts.session
+        self._client = parts.client
+        self._swarm = parts.swarm
+        self._books = parts.books
+        self._host = parts.make_host(self._engine_output, self._engine_failed)
         self._reach = reach
         self._clock = clock
         self._log = structlog.get_logger("worker")
@@ -134,10 +142,10 @@ class Runtime:
             case do.SendConfirm():
                 self._call(ev.Call.CONFIRM, instruction.epoch, self._confirm(instruction))
             case do.StartGeneration():
-                self._order(lambda host: host.post(lambda core: core.admit(instruction.requests) or []))
+                self._order(lambda: self._host.admit(instruction.requests))
             case do.AbortGeneration():
                 keys = {(instruction.lease_id, slot) for slot in instruction.slots}
-                self._order(lambda host: host.post(lambda core: core.abort(keys)))
+                self._order(lambda: self._host.abort(keys))
             case do.SubmitCompletions():
                 self._call(ev.Call.SUBMIT, instruction.epoch, self._submit(instruction), lease_id=instruction.lease_id)
             case do.DropVersions():
@@ -253,9 +261,9 @@ class Runtime:
         self._log.error("the engine failed", reason=reason)
         self._push(ev.EngineFailed(reason))
 
-    def _order(self, order: Callable[[EngineHost], None]) -> None:
+    def _order(self, order: Callable[[], None]) -> None:
         try:
-            order(self._host)
+            order()
         except EngineError as error:
             self._push(ev.EngineFailed(str(error)))
 

@@ -70,7 +70,7 @@ class LearnerProcess:
         if answer.fence != self._fence:
             raise LearnerLost(f"an answer carries fence {answer.fence}, this learner has {self._fence}")
         if isinstance(answer, Failed):
-            if answer.fatal:
+            if answer.fatal and answer.code != "internal":  # an internal fault may be gone after a restart
                 raise LearnerRefused(f"{answer.code}: {answer.message}")
             raise LearnerLost(f"{answer.code}: {answer.message}")
         return answer

@@ -53,6 +53,8 @@ def response_of(problem: Problem) -> web.Response:
     response = web.Response(status=problem.status, text=problem.model_dump_json(), content_type=MEDIA_TYPE, charset=None)
     if problem.retry_after_s is not None:
         response.headers["Retry-After"] = str(max(1, round(problem.retry_after_s)))
+    if problem.status == HTTPStatus.REQUEST_TIMEOUT:
+        response.force_close()  # the rest of a body that trickles is not waited for; others are drained, so that the answer arrives
     if problem.status == HTTPStatus.UNAUTHORIZED:
         response.headers["WWW-Authenticate"] = 'Bearer realm="echo2"'
     return response

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import version
+from types import MappingProxyType
+from typing import Any
 
 from aiohttp import HttpVersion11, web
 
@@ -16,6 +19,8 @@ from coordinator.api.rest_probes import OPENAPI
 from coordinator.api.rest_table import RestLimits, Route
 from coordinator.service.deps import Deps
 
+# For web.AppRunner: no body is decompressed before a limit was checked, and idle connections do not stay for an hour.
+RUNNER_OPTIONS: Mapping[str, Any] = MappingProxyType({"auto_decompress": False, "keepalive_timeout": 75.0})
 ROUTES: tuple[Route, ...] = (*rest_jobs.ROUTES, *rest_pool.ROUTES, *rest_probes.ROUTES)
 
 

@@ -103,7 +103,7 @@ def check_values(value: object, path: str = "") -> None:
     if isinstance(value, dict):
         for name, inner in value.items():
             check_values(name, path or "body")
-            check_values(inner, f"{path}.{name}"[-200:] if path else str(name)[:200])
+            check_values(inner, f"{path}.{name}"[-200:] if path else str(name)[:200] or "body")
     elif isinstance(value, list):
         for place, inner in enumerate(value):
             check_values(inner, f"{path}.{place}" if path else str(place))
@@ -114,14 +114,13 @@ def check_values(value: object, path: str = "") -> None:
 
 
 def decode_query(request: web.Request, kind: type[Model]) -> Model:
-    """The model in a query string; an empty value counts as not set. Raises RequestRefused, naming the parameter."""
+    """The model in a query string. Raises RequestRefused, naming the parameter."""
     values: dict[str, str] = {}
     for name, text in request.query.items():
         if name in values:
             words = f"query parameter {name[:100]!r} is given twice"
-            raise invalid("query_repeated", words, field=name[:100], fix="give it once")
-        if text != "":
-            values[name] = text
+            raise invalid("query_repeated", words, field=name[:100] or "query", fix="give it once")
+        values[name] = text
     check_values(values)
     try:
         return kind.model_validate_strings(values)

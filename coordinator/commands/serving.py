@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
 import shutil
 import signal
+import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +15,7 @@ from pathlib import Path
 import structlog
 import typer
 
+from coordinator.adapters.child import child_environment
 from coordinator.commands.output import console, show_json
 from coordinator.config import Settings
 from coordinator.errors import CannotServe
@@ -93,10 +96,14 @@ def _torch() -> Check:
 
 
 def _jail() -> Check:
-    from coordinator.environments.jail import probe
-
-    report = probe()
-    ok, words = report.holds_author_code, report.words()
+    command = [sys.executable, "-m", "coordinator.environments.jail_check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, env=child_environment())
+    if done.returncode != 0:
+        return Check("jail", False, f"the check ended with code {done.returncode}: {done.stderr.strip().rpartition(chr(10))[2]}")
+    report = json.loads(done.stdout)
+    missing = "; ".join(report["missing"]) or "nothing is missing"
+    words = f"network {'cut off' if report['network'] else 'open'}, seccomp {'on' if report['seccomp'] else 'off'}; {missing}"
+    ok = bool(report["confines_author_code"])
     return Check("jail", ok, words if ok else f"{words}; jobs with `python:` rewards will refuse to start")
 
 

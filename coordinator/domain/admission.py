@@ -115,11 +115,10 @@ def _check_life(lease: Lease, committed_steps: int, now: float) -> Refused | Non
 
 
 def _dead(lease: Lease, committed_steps: int) -> Refused:
-    if lease.reason.startswith("policy_rolled_back"):
-        words = f"version {lease.version} was published anew with other weights after a replay"
-        return Refused("policy_rolled_back", words, "coordinator", True)
+    """Dead by version, by a replay, or with its group: never the worker's fault."""
+    code = "policy_rolled_back" if lease.reason.startswith("policy_rolled_back") else "lease_dead_by_version"
     words = f"version {lease.version} serves steps up to {lease.last_step}; {committed_steps} steps are committed"
-    return Refused("lease_dead_by_version", words, "coordinator", True)
+    return Refused(code, f"lease {lease.id} is dead: {lease.reason or words}", "coordinator", True)
 
 
 def check_completion(done: Submitted, limits: CompletionLimits) -> Verdict:

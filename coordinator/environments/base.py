@@ -11,15 +11,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+from coordinator.service.ports import EnvironmentBroken
+
+__all__ = [
+    "Completion",
+    "Environment",
+    "EnvironmentBroken",
+    "EnvironmentSpec",
+    "Message",
+    "Outcome",
+    "PromptValue",
+    "Scores",
+    "bounded",
+    "check_index",
+    "scored",
+]
+
 SPLITS = ("train", "eval")
 DETAIL_LIMIT_CHARS = 500
 
 Message = Mapping[str, Any]
 PromptValue = str | list[Message]
-
-
-class EnvironmentBroken(Exception):
-    """The environment cannot serve: the message names the field or file, what was found, and the fix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,4 +120,6 @@ def bounded(words: str, limit: int = DETAIL_LIMIT_CHARS) -> str:
 def check_index(split: str, index: int, size: int | None) -> None:
     """Raise IndexError in words when `index` is outside a split of `size` prompts."""
     if index < 0 or (size is not None and index >= size):
-        raise IndexError(f"prompt {index} of split {split!r} does not exist: the split holds {size if size is not None else 'endless'} prompts")
+        raise IndexError(
+            f"prompt {index} of split {split!r} does not exist: the split holds {size if size is not None else 'endless'} prompts"
+        )

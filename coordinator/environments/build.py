@@ -17,7 +17,9 @@ def build_environment(spec: EnvironmentSpec) -> Environment:
         return _python(spec)
     if spec.type == "digit_sort":
         if spec.train or spec.eval:
-            raise EnvironmentBroken("environment.train and environment.eval must be absent for 'digit_sort': it makes its own problems")
+            raise EnvironmentBroken(
+                "environment.train and environment.eval must be absent for 'digit_sort': it makes its own problems"
+            )
         return DigitSort(spec.seed)
     if spec.type == "math":
         return Math(_splits(spec, lambda row: _check_answer(spec, row)), answer_column=spec.answer_column)
@@ -28,7 +30,9 @@ def _python(spec: EnvironmentSpec) -> Environment:
     _, _, rest = spec.type.partition(":")
     file_name, _, function = rest.rpartition(":")
     if not file_name or not function.isidentifier():
-        raise EnvironmentBroken(f"environment.type is {spec.type!r}; it must read python:FILE:FUNCTION, as in python:rewards.py:accuracy")
+        raise EnvironmentBroken(
+            f"environment.type is {spec.type!r}; it must read python:FILE:FUNCTION, as in python:rewards.py:accuracy"
+        )
     if spec.code is None:
         raise EnvironmentBroken(f"environment.type names {file_name!r}, which was not uploaded: upload it with the job")
     splits = _splits(spec, None)

@@ -10,7 +10,6 @@ import argparse
 import os
 import select
 import socket
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -161,4 +160,4 @@ def _end_with(connection: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

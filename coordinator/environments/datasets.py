@@ -83,7 +83,9 @@ def open_table(path: Path) -> Table:
         with path.open("rb") as file:
             magic = file.read(4)
     except OSError as error:
-        raise EnvironmentBroken(f"{path.name} cannot be read: {error.strerror}; check the name and the file's permissions") from error
+        raise EnvironmentBroken(
+            f"{path.name} cannot be read: {error.strerror}; check the name and the file's permissions"
+        ) from error
     if size > FILE_LIMIT_BYTES:
         raise EnvironmentBroken(f"{path.name} holds {size} bytes, above the limit of {FILE_LIMIT_BYTES}: split it or drop columns")
     return _ParquetTable(path) if magic == _SUFFIX_PARQUET else _JsonLines(path)

@@ -123,7 +123,8 @@ class _Jail:
         try:
             action()
         except (OSError, ValueError) as error:
-            self._note(missing=(*self._report.missing, f"{layer}: {error}"))
+            words = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            self._note(missing=(*self._report.missing, f"{layer}: {words}"))
 
     def _note(self, **facts: Any) -> None:
         self._report = replace(self._report, **facts)
@@ -135,7 +136,7 @@ class _Jail:
     def _namespaces(self) -> None:
         """Network, mounts and IPC of its own; by way of a user namespace when the process has no right to them itself."""
         wanted = k.CLONE_NEWNET | k.CLONE_NEWNS | k.CLONE_NEWIPC
-        before = os.readlink("/proc/self/ns/net")
+        before = Path("/proc/self/ns/net").readlink()
         uid, gid = os.geteuid(), os.getegid()
         try:
             self._kernel.unshare(wanted)
@@ -145,7 +146,7 @@ class _Jail:
             self._bounders = [k.CAP_SETPCAP]
             _map_user(uid, gid)
         interfaces = [line.split(":")[0].strip() for line in Path("/proc/self/net/dev").read_text().splitlines()[2:]]
-        self._note(network=os.readlink("/proc/self/ns/net") != before and interfaces in ([], ["lo"]))
+        self._note(network=Path("/proc/self/ns/net").readlink() != before and interfaces in ([], ["lo"]))
 
     def _scratch(self) -> None:
         if not self._report.network:
@@ -197,7 +198,9 @@ class _Jail:
             "MSGQUEUE": 0,
         }
         if self._own_user_namespace or self._has_own_user:
-            wanted["NPROC"] = limits.processes  # counted per user: only one of the child's own can be bounded without starving others
+            wanted["NPROC"] = (
+                limits.processes
+            )  # counted per user: only one of the child's own can be bounded without starving others
         for name, value in wanted.items():
             _lower(getattr(resource, f"RLIMIT_{name}"), value)
         self._note(rlimits=tuple(wanted))

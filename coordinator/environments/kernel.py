@@ -91,7 +91,9 @@ class Kernel:
             trees += [(path, _READ_DIR) for path in listable] + [(path, everything) for path in writable]
             for path, rights in trees:
                 self._allow(rules, path, rights)
-            self._checked(self._libc.syscall(ctypes.c_long(_LANDLOCK_RESTRICT), rules, ctypes.c_uint32(0)), "landlock_restrict_self")
+            self._checked(
+                self._libc.syscall(ctypes.c_long(_LANDLOCK_RESTRICT), rules, ctypes.c_uint32(0)), "landlock_restrict_self"
+            )
         finally:
             os.close(rules)
 
@@ -106,10 +108,10 @@ class Kernel:
         )
 
     def _allow(self, rules: int, path: Path, rights: int) -> None:
-        """Allow `rights` beneath a path; a path that does not exist grants nothing."""
+        """Allow `rights` beneath a path; a path that does not exist or cannot be reached needs no right."""
         try:
             opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
             return
         try:
             if not path.is_dir():

@@ -24,7 +24,9 @@ def pack(message: Mapping[str, Any]) -> bytes:
     """A frame. Raises LinkBroken when it would exceed the limit."""
     body = json.dumps(message, separators=(",", ":"), ensure_ascii=True).encode()
     if len(body) > FRAME_LIMIT_BYTES:
-        raise LinkBroken(f"the message holds {len(body)} bytes, above the limit of {FRAME_LIMIT_BYTES}: send fewer completions at once")
+        raise LinkBroken(
+            f"the message holds {len(body)} bytes, above the limit of {FRAME_LIMIT_BYTES}: send fewer completions at once"
+        )
     return _LENGTH.pack(len(body)) + body
 
 

@@ -15,7 +15,9 @@ from fractions import Fraction
 
 DIGITS_LIMIT = 400
 
-_PLAIN = r"(?:\d{1,3}(?:,\d{3}){1,40}(?![\d])|\d+)(?:\.\d+)?(?:[eE][+-]?\d{1,3}(?![\d]))?|(?<![\d.])\.\d+(?:[eE][+-]?\d{1,3}(?![\d]))?"
+_PLAIN = (
+    r"(?:\d{1,3}(?:,\d{3}){1,40}(?![\d])|\d+)(?:\.\d+)?(?:[eE][+-]?\d{1,3}(?![\d]))?|(?<![\d.])\.\d+(?:[eE][+-]?\d{1,3}(?![\d]))?"
+)
 _SIGN = r"(?:(?<![\w)\]}])[-+−])?"
 _NUMBER = re.compile(
     rf"(?P<sign>{_SIGN})(?:\\?[$€£]\s?(?P<money_sign>[-−]?))?"
@@ -79,7 +81,7 @@ def _after_hashes(text: str) -> str:
 
 
 def _in_box(text: str) -> str:
-    """The contents of the last ``\\boxed{...}``, braces balanced; an unclosed box reaches to the end."""
+    r"""The contents of the last ``\boxed{...}``, braces balanced; an unclosed box reaches to the end."""
     _, mark, rest = text.rpartition(_BOXED)
     if not mark:
         return ""

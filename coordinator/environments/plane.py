@@ -29,7 +29,7 @@ ALARM_LEAST = 32
 ALARM_SHARE = 0.05
 PROMPTS_TIMEOUT_S = 60.0
 DECODE_TIMEOUT_S = 30.0
-BYTES_PER_TOKEN = 8
+BYTES_PER_TOKEN = 36  # a Python integer and its place in a list
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from coordinator.environments.base import EnvironmentBroken, EnvironmentSpec
 from coordinator.environments.jail import JailLimits
 from coordinator.environments.process import ChildLost, JailedProcess
 
-QUEUE_REQUESTS = 4096
-QUEUE_BYTES = 256 << 20
+QUEUE_REQUESTS = 65_536
+QUEUE_BYTES = 4 << 30
 
 
 class PoolFull(Exception):
@@ -69,7 +69,9 @@ class Pool:
         errors = [result for result in results if isinstance(result, BaseException)]
         if errors:
             await self.close()
-            raise errors[0] if not isinstance(errors[0], ChildLost) else EnvironmentBroken(f"environment did not start: {errors[0]}")
+            raise (
+                errors[0] if not isinstance(errors[0], ChildLost) else EnvironmentBroken(f"environment did not start: {errors[0]}")
+            )
         for slot in self._slots:
             self._idle.put_nowait(slot)
         return children[0]

@@ -40,7 +40,9 @@ class ChildLost(Exception):
 class JailedProcess:
     """A running child. Make one with `JailedProcess.start`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, scratch: Path, streams: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, scratch: Path, streams: tuple[asyncio.StreamReader, asyncio.StreamWriter]
+    ) -> None:
         self._process = process
         self._scratch = scratch
         self._reader, self._writer = streams
@@ -77,7 +79,9 @@ class JailedProcess:
                 raise LinkBroken("the answer does not carry the request's id")
         except TimeoutError:
             await self.kill()
-            raise ChildLost(f"not finished after {timeout_s:g} s (environment.grade_timeout_s when grading)", is_timeout=True) from None
+            raise ChildLost(
+                f"not finished after {timeout_s:g} s (environment.grade_timeout_s when grading)", is_timeout=True
+            ) from None
         except (LinkBroken, OSError) as error:
             raise await self._autopsy(str(error)) from error
         except BaseException:
@@ -135,8 +139,8 @@ async def _spawn() -> JailedProcess:
     """Start the interpreter with nothing of ours but one end of a socket pair. The last await makes the process, so none leaks."""
     scratch = Path(tempfile.mkdtemp(prefix="echo2-jail-"))
     ours, theirs = socket.socketpair()
-    streams = await asyncio.open_connection(sock=ours)
     try:
+        streams = await asyncio.open_connection(sock=ours)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "coordinator.environments.child"),
             *("--link", str(theirs.fileno()), "--parent", str(os.getpid())),
@@ -149,7 +153,7 @@ async def _spawn() -> JailedProcess:
             start_new_session=True,
         )
     except BaseException:
-        streams[1].close()
+        ours.close()
         shutil.rmtree(scratch, ignore_errors=True)
         raise
     finally:

@@ -145,7 +145,9 @@ def _load_tokenizer(directory: Path) -> Tokenizer:
     path = directory / "tokenizer.json"
     text = _read_text(path, TOKENIZER_LIMIT_BYTES)
     if text is None:
-        raise EnvironmentBroken("the model directory has no tokenizer.json: save it with a fast tokenizer (save_pretrained writes it)")
+        raise EnvironmentBroken(
+            "the model directory has no tokenizer.json: save it with a fast tokenizer (save_pretrained writes it)"
+        )
     try:
         tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # the Rust binding raises bare Exception

@@ -106,7 +106,14 @@ UNCOUNTED_MEMORY = {
     "memfd_secret": (447, 447),
 }
 # Refused by argument: signals and limits of others, messages with an address, clones that are not threads.
-BY_ARGUMENT = {"kill": (62, 129), "tgkill": (234, 131), "prlimit64": (302, 261), "sendto": (44, 206), "clone": (56, 220), "clone3": (435, 435)}
+BY_ARGUMENT = {
+    "kill": (62, 129),
+    "tgkill": (234, 131),
+    "prlimit64": (302, 261),
+    "sendto": (44, 206),
+    "clone": (56, 220),
+    "clone3": (435, 435),
+}
 
 
 @dataclass(frozen=True, slots=True)

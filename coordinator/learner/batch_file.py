@@ -136,6 +136,7 @@ def _check_meaning(batch: Batch, vocab_size: int) -> None:
     if batch.group[0] != 0 or (len(steps) and not ((steps == 0) | (steps == 1)).all()):
         raise BatchInvalid("array group must count up from 0 without gaps: rollouts are group-major")
     try:
-        batch.staleness()
+        for version in (int(batch.versions.min()), int(batch.versions.max())):
+            staleness(batch.step, version)
     except StalenessError as error:
         raise BatchInvalid(f"array versions: {error}") from error

@@ -3,15 +3,15 @@
 LearnerError
 ├── RequestRefused      the request does not fit the learner's state (fence, step, order): nothing changed
 ├── BatchInvalid        the batch file is not what the request says it is: nothing changed
-├── ModelRefused        the model directory cannot be trained here: the process ends
-└── CheckpointInvalid   the checkpoint is not whole, or belongs to another job: the process ends
+├── ModelRefused        the model directory cannot be trained here: a start with it ends the process
+└── CheckpointInvalid   the checkpoint is not whole, or belongs to another job: a start with it ends the process
 """
 
 from __future__ import annotations
 
 
 class LearnerError(Exception):
-    """Base. `fatal` says that the learner is of no use afterwards and ends."""
+    """Base. `fatal` says that a learner that fails to start with this is of no use; one that has started lives on."""
 
     code = "learner"
     fatal = True

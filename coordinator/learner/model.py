@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
@@ -64,7 +65,7 @@ def load(directory: Path, *, device: str = "cpu") -> Policy:
             local_files_only=True,
             output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError, StrictDataclassError) as error:
         raise ModelRefused(f"model {directory} cannot be loaded: {error}") from error
     _check_complete(report, directory)
     return Policy(model.to(device).eval(), directory, int(model.config.vocab_size), _stop_token_ids(config, directory))

@@ -71,7 +71,8 @@ def _answer(session: Session, line: bytes) -> Answer | None:
     try:
         request: Request = REQUESTS.validate_json(line)
     except ValidationError as error:
-        return Failed(fence=0, code="bad_request", message=f"the line is no request of the learner link: {error}", fatal=False)
+        message = f"the line is no request of the learner link: {error}"
+        return Failed(fence=session.fence, code="bad_request", message=message, fatal=False)
     return session.answer(request)
 
 

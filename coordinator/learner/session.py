@@ -42,15 +42,21 @@ class Session:
         self._start: Start | None = None
         self._learner: step.Learner | None = None
 
+    @property
+    def fence(self) -> int:
+        """The fence this learner was started with; 0 before the start."""
+        return 0 if self._start is None else self._start.fence
+
     def answer(self, request: Request) -> Answer | None:
         """Carry out a request. None: it was Stop. Never raises: what fails is a Failed, in words."""
         try:
             return self._answer(request)
         except LearnerError as error:
-            return Failed(fence=request.fence, code=error.code, message=str(error), fatal=error.fatal)
+            fatal = error.fatal and self._learner is None
+            return Failed(fence=request.fence, code=error.code, message=str(error), fatal=fatal)
         except OSError as error:  # the weights are as they were; the coordinator may make room and ask again
-            code, fatal = "disk", self._learner is None
-            return Failed(fence=request.fence, code=code, message=f"{request.kind} failed: {error}", fatal=fatal)
+            message = f"{request.kind} failed: {error}; make room or repair the path, then ask again"
+            return Failed(fence=request.fence, code="disk", message=message, fatal=self._learner is None)
         except Exception as error:
             traceback.print_exc()
             return Failed(fence=request.fence, code="internal", message=f"{type(error).__name__}: {error}", fatal=True)

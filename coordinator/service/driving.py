@@ -144,7 +144,8 @@ class JobDriver:
             job = await self._row(tx)
             state = move(JOB, job.state, "learner_started") if job.state is JobState.QUEUED else job.state
             since = self._deps.clock.now() if state is not job.state else job.state_since
-            job = replace(job, state=state, state_since=since, learner_fence=job.learner_fence + 1)
+            reason = "its learner is starting" if state is JobState.STARTING else job.reason
+            job = replace(job, state=state, reason=reason, state_since=since, learner_fence=job.learner_fence + 1)
             await tx.put(job)
             await record_event(tx, job.id, "learner_starting", {"fence": job.learner_fence}, now=self._deps.clock.now())
             return job

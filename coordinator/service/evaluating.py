@@ -7,9 +7,20 @@ import asyncio
 from coordinator.domain.model import Job
 from coordinator.service.deps import Deps
 from coordinator.service.job_ports import Learner, LearnerLost
-from coordinator.service.ports import DataPlane, Tx
+from coordinator.service.ports import DataPlane, Graded, Prompt, Tx
 from coordinator.service.recording import record_event, record_metrics
 from coordinator.wire import learner_link as link
+
+AT_ONCE = 256
+
+
+async def _graded(plane: DataPlane, pairs: list[tuple[Prompt, tuple[int, ...]]]) -> list[Graded]:
+    """Slice by slice: the plane's queue is shared with training."""
+    graded: list[Graded] = []
+    for place in range(0, len(pairs), AT_ONCE):
+        slices = await asyncio.gather(*(plane.grade("eval", p.index, [ids]) for p, ids in pairs[place : place + AT_ONCE]))
+        graded.extend(result for results in slices for result in results)
+    return graded
 
 
 async def evaluate(deps: Deps, learner: Learner, plane: DataPlane, job: Job, *, count: int, deadline_s: float) -> None:
@@ -25,7 +36,7 @@ async def evaluate(deps: Deps, learner: Learner, plane: DataPlane, job: Job, *, 
     if not isinstance(answer, link.Evaluated) or answer.version != job.committed_steps or len(answer.completions) != count:
         raise LearnerLost(f"the learner answered {answer.kind!r} to evaluate {count} prompts at version {job.committed_steps}")
     pairs = zip(prompts, answer.completions, strict=True)
-    graded = [g for result in await asyncio.gather(*(plane.grade("eval", p.index, [ids]) for p, ids in pairs)) for g in result]
+    graded = await _graded(plane, list(pairs))
     rewards = [g.reward for g in graded if g.reward is not None]
     figures = {
         "eval/all/count": float(len(rewards)),

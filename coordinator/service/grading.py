@@ -6,6 +6,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from coordinator.domain import groups as grouping
 from coordinator.domain.model import Group, GroupState, Job, Rollout, RolloutState
@@ -13,6 +14,7 @@ from coordinator.domain.states import ROLLOUT, move
 from coordinator.service.batches import tokens_of
 from coordinator.service.deps import Deps
 from coordinator.service.ports import DataPlane, Graded, Tx
+from coordinator.service.recording import record_event
 from coordinator.wire.frames import decode_frame
 
 ROUND = 1024  # rollouts graded between two commits at most
@@ -21,11 +23,22 @@ EVENTS = {"scored": "scored", "unscored": "unscored", "failed": "grader_failed",
 
 
 async def keep_grading(deps: Deps, job: Job, plane: DataPlane) -> None:
-    """Grade for ever."""
+    """Grade for ever; an alarm of the data plane becomes an event when its words change."""
+    alarm: str | None = None
     with deps.wake.watch(job.id) as watch:
         while True:
-            if not await grade_round(deps, job, plane):
+            graded = await grade_round(deps, job, plane)
+            words = plane.alarm()
+            if (words is None) != (alarm is None):
+                alarm = words
+                await deps.store.write(partial(_tell, job_id=job.id, words=words, now=deps.clock.now()))
+            if not graded:
                 await watch.wait(IDLE_S)
+
+
+async def _tell(tx: Tx, *, job_id: str, words: str | None, now: float) -> None:
+    kind = "grader_alarm" if words else "grader_alarm_over"
+    await record_event(tx, job_id, kind, {"reason": words or "failed and timed-out gradings are rare again"}, now=now)
 
 
 async def grade_round(deps: Deps, job: Job, plane: DataPlane) -> int:

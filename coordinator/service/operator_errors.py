@@ -62,12 +62,12 @@ def invalid(code: str, detail: str, *, field: str, fix: str) -> RequestRefused:
     return RequestRefused(Kind.INVALID, code, detail, field=field, fix=fix)
 
 
-def conflict(code: str, detail: str, *, fix: str, field: str | None = None) -> RequestRefused:
+def conflict(code: str, detail: str, *, field: str, fix: str) -> RequestRefused:
     """The thing's state does not allow it."""
     return RequestRefused(Kind.CONFLICT, code, detail, field=field, fix=fix)
 
 
-def forbidden(code: str, detail: str, *, fix: str, field: str | None = None) -> RequestRefused:
+def forbidden(code: str, detail: str, *, field: str, fix: str) -> RequestRefused:
     """The token may not."""
     return RequestRefused(Kind.FORBIDDEN, code, detail, field=field, fix=fix)
 

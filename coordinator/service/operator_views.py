@@ -141,7 +141,9 @@ async def job_view(reader: Reader, job: Job, *, now: float) -> JobView:
 
 
 async def _work(reader: Reader, job: Job) -> WorkView:
-    serving = await distinct(reader, Holding, "worker_id", job_id=job.id)
+    usable = max(job.committed_steps - job.config.staleness.max, 0)
+    holdings = await reader.select(Holding, job_id=job.id, version__ge=usable)
+    serving = sorted({holding.worker_id for holding in holdings})
     return WorkView(
         groups=await _counts(reader, Group, job.id, GroupState),
         rollouts=await _counts(reader, Rollout, job.id, RolloutState),
@@ -164,12 +166,11 @@ async def refused_by_code(reader: Reader, **filters: object) -> dict[str, int]:
 
 
 async def job_cost_uusd(reader: Reader, job: Job) -> int:
-    """Asked price of the sessions of workers that served the job, for the time that it lived."""
-    workers = await distinct(reader, Holding, "worker_id", job_id=job.id)
-    if not workers:
-        return 0
-    sessions = await reader.select(WorkerSession, worker_id=workers, last_seen_at__ge=job.created_at)
-    return cost_uusd(sessions, since=job.created_at, until=ended_at(job))
+    """Asked price of all sessions for the time that the job lived: one job uses the pool at a time, as budgets count it."""
+    until = ended_at(job)
+    filters: dict[str, object] = {} if until is None else {"started_at__le": until}
+    sessions = await reader.select(WorkerSession, last_seen_at__ge=job.created_at, **filters)
+    return cost_uusd(sessions, since=job.created_at, until=until)
 
 
 async def audit_view(store: Store, caller: Caller, job_id: str) -> AuditView:

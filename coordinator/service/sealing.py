@@ -84,6 +84,7 @@ async def seal_next(deps: Deps, job: Job, *, waited_s: float) -> Batch | None:
         staleness={str(age): count for age, count in ready.seal.staleness.items()},
         sealed_at=deps.clock.now(),
         waited_s=waited_s,
+        bound=job.config.staleness.max,
     )
     sealed = await deps.store.write(lambda tx: _seal(tx, job, batch, chosen))
     deps.reach("seal.rows_written")

@@ -111,7 +111,8 @@ async def revoke(tx: Tx, token_id: str, *, now: float) -> TokenView:
     if row.revoked_at is not None:
         return view(row)
     if row.role == "admin" and await tx.count(ApiToken, role="admin", revoked_at=None) == 1:
-        raise conflict("last_admin", f"token {row.name!r} is the last admin token", fix="make another admin token first")
+        words = f"token {row.name!r} is the last admin token"
+        raise conflict("last_admin", words, field="token_id", fix="make another admin token first")
     revoked = replace(row, revoked_at=now)
     await tx.put(revoked)
     return view(revoked)

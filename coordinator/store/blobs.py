@@ -1,8 +1,8 @@
 """`ports.Blobs` in a folder: one file per blob, named by its BLAKE3, in 256 sub-folders.
 
 A put returns only when the content and its directory entry are synced; concurrent puts into one sub-folder share a directory
-sync. A file under its final name is always whole. After a failed sync the file is taken back, because the next sync of the same
-file may report success for data that never reached the disk.
+sync. A file under its final name is always whole. After a failed sync nothing found in that sub-folder is taken on trust: it is
+written anew, because the next sync may report success for what never reached the disk.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 THREADS = 8  # file operations at once
 HASH_INLINE_BYTES = 64 << 10  # larger data is hashed in a thread
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_SHELVES = tuple(f"{number:02x}" for number in range(256))
+_SHELF = re.compile(r"[0-9a-f]{2}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +51,17 @@ class FileBlobs:
     """Content-addressed files below `root`. Use from one event loop."""
 
     def __init__(self, root: Path, files: FileLayer = REAL_FILES) -> None:
-        """Make the folders that are missing, durably."""
+        """Make the folder if it is missing, durably. Raises OSError."""
         self._root = root
         self._files = files
         self._threads = asyncio.Semaphore(THREADS)
         self._claims: dict[str, _Claim] = {}
         self._running: set[asyncio.Task[Any]] = set()
         self._syncs = _SharedSyncs(self._threads, files)
+        self._shelves: set[Path] = set()  # known to be durable
+        self._doubted: set[Path] = set()  # shelves of which a sync failed
+        self._shelving = asyncio.Lock()
         make_directory_durably(root, files=files)
-        for shelf in _SHELVES:
-            files.make_dir(root / shelf)
-        files.fsync_dir(root)
 
     async def put(self, data: bytes) -> str:
         """Store durably; the digest. Raises OSError (ENOSPC: the disk is full); then nothing is promised of the blob.
@@ -108,8 +108,8 @@ class FileBlobs:
         last. A put of the same bytes while the sweep runs is safe.
         """
         files = total = 0
-        for shelf in _SHELVES:
-            for name in await self._in_thread(partial(self._old_names, self._root / shelf, before)):
+        for shelf in await self._in_thread(self._present_shelves):
+            for name in await self._in_thread(partial(self._old_names, shelf, before)):
                 if name in keep:
                     continue
                 swept = await self._finish(self._remove(name, before))
@@ -119,17 +119,36 @@ class FileBlobs:
     async def _put(self, digest: str, data: bytes) -> None:
         async with self._claimed(digest):
             path = self.path(digest)
+            await self._make_shelf(path.parent)
             failures = self._syncs.failures(path.parent)
             await self._in_thread(lambda: self._write(path, data))
             try:
                 await self._syncs.sync(path.parent, failures)
             except OSError:
-                await self._in_thread(lambda: self._take_back(path))
+                self._doubted.add(path.parent)
                 raise
+
+    async def _make_shelf(self, shelf: Path) -> None:
+        """Make a sub-folder durably, once per process: another may have died before its sync."""
+        if shelf in self._shelves:
+            return
+        async with self._shelving:
+            if shelf not in self._shelves:
+                await self._in_thread(lambda: self._make_durably(shelf))
+                self._shelves.add(shelf)
+
+    def _make_durably(self, shelf: Path) -> None:
+        self._files.make_dir(shelf)
+        try:
+            self._files.fsync_dir(shelf.parent)
+        except OSError:
+            with suppress(OSError):
+                self._files.remove_dir(shelf)
+            raise
 
     def _write(self, path: Path, data: bytes) -> None:
         """Put synced content at `path`; its entry is not durable yet."""
-        if self._is_there(path, data):
+        if path.parent not in self._doubted and self._is_there(path, data):
             return
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
         try:
@@ -137,7 +156,8 @@ class FileBlobs:
             self._files.fsync_file(temporary)
             self._files.replace(temporary, path)
         except BaseException:
-            self._take_back(temporary)
+            with suppress(OSError):
+                self._files.remove_file(temporary)
             raise
 
     def _is_there(self, path: Path, data: bytes) -> bool:
@@ -150,10 +170,6 @@ class FileBlobs:
         except OSError:
             return False
         return True
-
-    def _take_back(self, path: Path) -> None:
-        with suppress(OSError):
-            self._files.remove_file(path)
 
     async def _remove(self, name: str, before: float) -> Swept:
         path = self._temporary_path(name) if name.endswith(TEMPORARY_SUFFIX) else self.path(name)
@@ -173,6 +189,9 @@ class FileBlobs:
             return Swept()
         self._files.remove_file(path)
         return Swept(1, found.st_size)
+
+    def _present_shelves(self) -> list[Path]:
+        return sorted(path for path in self._root.iterdir() if _SHELF.fullmatch(path.name))
 
     def _old_names(self, shelf: Path, before: float) -> list[str]:
         """Blobs and temporary files last touched before then; other people's files are left alone."""

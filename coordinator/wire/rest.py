@@ -63,7 +63,7 @@ class JobsQuery(RestBody):
 class MetricsQuery(RestBody):
     """GET /jobs/{job_id}/metrics."""
 
-    name: str | None = Field(None, max_length=200, description="a metric's name; without it the names are listed")
+    name: str | None = Field(None, min_length=1, max_length=200, description="a metric's name; without it the names are listed")
     since: Instant | None = Field(None, description="only points written after this time (Unix seconds)")
     limit: Annotated[int, Field(ge=1, le=10_000)] = Field(5000, description="the newest points, at most this many")
 
@@ -175,7 +175,7 @@ class WorkView(RestAnswer):
     rollouts: dict[str, int] = Field(description="state -> rollouts")
     refused: dict[str, int] = Field(description="code -> refusals")
     accepted_tokens: int
-    workers_serving: int = Field(description="active workers that hold a version of this job")
+    workers_serving: int = Field(description="active workers that hold a version which the next step may train on")
     live_leases: int
 
 
@@ -205,7 +205,9 @@ class JobView(JobSummary):
     rate: RateView
     work: WorkView
     newest_version: int | None
-    cost_estimate_uusd: int = Field(description="asked price of the sessions of workers that served this job, while it lived")
+    cost_estimate_uusd: int = Field(
+        description="asked price of all worker sessions while the job lived (one job uses the pool at a time)"
+    )
 
 
 class JobList(RestAnswer):

@@ -43,8 +43,6 @@ def assemble(
             files.write_file(temporary / entry.name, b"".join(_stored(store, entry.pieces)))
         _verify(manifest, temporary)
         replace_directory_durably(temporary, directory, files=files)
-    except ApplyFailed as error:
-        raise ApplyFailed(f"version {manifest.version} of job {manifest.job_id} is not applied: {error}") from error
     except (SwarmError, OSError) as error:
         raise ApplyFailed(f"version {manifest.version} of job {manifest.job_id} is not applied: {error}") from error
     finally:

@@ -142,8 +142,8 @@ def replace_directory_durably(temporary: Path, final: Path, *, files: FileLayer 
     """Sync every file and directory below `temporary`, then rename it to `final`; durable on return.
 
     Both must lie on one file system. An older directory at `final` is swapped out atomically and removed. Only where the
-    system cannot swap names (not Linux) is it renamed aside first: a crash between those two renames leaves `final` absent,
-    with the older directory beside it as `final.NAME.old`. Raises OSError; `final` is then the old directory or the new one, whole.
+    system cannot swap names (not Linux) is it renamed aside first: a crash around those two renames can leave `final` absent,
+    with the older directory beside it as `NAME.RANDOM.old`. Raises OSError; `final` is then the old directory or the new one, whole.
     """
     make_directory_durably(final.parent, files=files)
     sync_tree(temporary, files=files)
@@ -195,6 +195,7 @@ def _swap(temporary: Path, final: Path, files: FileLayer) -> Path:
         return temporary
     aside = final.with_name(f"{final.name}.{secrets.token_hex(8)}.old")
     files.replace(final, aside)
+    files.fsync_dir(final.parent)  # the older directory has its new name before it loses the old one for good
     files.replace(temporary, final)
     return aside
 

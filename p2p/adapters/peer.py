@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from types import TracebackType
-from weakref import WeakKeyDictionary
 
 import aiohttp
 from aiohttp import web
@@ -72,9 +71,7 @@ class PeerServer:
         self._clock = clock
         self._limits = limits
         self._serving: Counter[str] = Counter()  # requests by fetcher
-        self._known: WeakKeyDictionary[asyncio.Protocol, str] = (
-            WeakKeyDictionary()
-        )  # connection -> fetcher, once a ticket was valid
+        self._known: dict[web.RequestHandler, str] = {}  # open connection -> fetcher, once a ticket was valid
         self._bucket: TokenBucket | None = None
         self._runner: web.ServerRunner | None = None
         self._server: asyncio.Server | None = None
@@ -109,13 +106,6 @@ class PeerServer:
             await self._runner.cleanup()
         if self._server is not None:
             await self._server.wait_closed()
-
-    async def __aenter__(self) -> PeerServer:
-        await self.start()
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        await self.close()
 
     def _accept(self, server: web.Server) -> asyncio.Protocol:
         """A connection's protocol: one that closes it when there are too many, else aiohttp's with a time limit for a ticket."""
@@ -154,8 +144,9 @@ class PeerServer:
 
     def _knows(self, protocol: web.RequestHandler, fetcher: str) -> bool:
         """Note whose connection this is; False if the fetcher has too many others."""
-        others = [one for one, owner in self._known.items() if owner == fetcher and one is not protocol and _is_open(one)]
-        if len(others) >= self._limits.connections_per_fetcher:
+        self._known = {one: owner for one, owner in self._known.items() if one.transport is not None}
+        others = sum(owner == fetcher and one is not protocol for one, owner in self._known.items())
+        if others >= self._limits.connections_per_fetcher:
             return False
         self._known[protocol] = fetcher
         return True
@@ -202,10 +193,6 @@ class _Refusing(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()
-
-
-def _is_open(protocol: asyncio.Protocol) -> bool:
-    return getattr(protocol, "transport", None) is not None
 
 
 def _closing(status: int, text: str) -> web.Response:

@@ -21,14 +21,23 @@ from pydantic import ValidationError
 from yarl import URL
 
 from coordinator.wire import messages as wire
-from coordinator.wire.signing import SignedFields, key_id, public_hex, reply_message, sign_request, verify, worker_id
+from coordinator.wire.signing import (
+    REPLY_HEADER,
+    SignedFields,
+    key_id,
+    public_hex,
+    reply_message,
+    sign_request,
+    verify,
+    worker_id,
+)
 from worker_node.adapters.replies import FAILURES, Refusal, read_refusal
 from worker_node.adapters.trust import TLS_FAULTS, Trust, establish
 from worker_node.domain.events import Outcome
 from worker_node.errors import CallError
 
 FRAME_TYPE = "application/vnd.echo2.frame"
-REPLY_SIGNATURE = "Echo2-Reply-Signature"
+
 MOST_JSON_BYTES = 80 << 20  # a manifest may hold 64 Mi characters
 _PREFIX = "/worker/v1"
 CLOCK_CODES = ("clock_skew", "before_restart")  # our time was refused; the reply tells the right one
@@ -136,9 +145,7 @@ class CoordinatorClient:
         return await self._post("lease", request, wire.LeaseReply, epoch=request.session_epoch, limit_s=limit_s)
 
     async def confirm(self, confirm: wire.Confirm) -> wire.ConfirmReply:
-        return await self._post(
-            "confirm", confirm, wire.ConfirmReply, epoch=confirm.session_epoch, limit_s=self._deadlines.confirm
-        )
+        return await self._post("confirm", confirm, wire.ConfirmReply, epoch=confirm.session_epoch, limit_s=self._deadlines.confirm)
 
     async def leave(self, leave: wire.Leave) -> None:
         await self._call("POST", f"{_PREFIX}/leave", _json(leave), epoch=leave.session_epoch, limit_s=self._deadlines.leave)
@@ -202,7 +209,7 @@ class CoordinatorClient:
         nonce = secrets.token_hex(16)
         started = self._clock()
         answer = await self._exchange(request, self._headers(request, nonce))
-        is_ours = verify(self._coordinator_key, answer.headers.get(REPLY_SIGNATURE.lower(), ""), reply_message(nonce, answer.body))
+        is_ours = verify(self._coordinator_key, answer.headers.get(REPLY_HEADER.lower(), ""), reply_message(nonce, answer.body))
         if answer.status < 400:
             if request.signed and not is_ours:
                 raise _unsigned(request, answer.status)

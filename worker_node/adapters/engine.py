@@ -156,9 +156,13 @@ class EngineHost:
         self._enqueue(carry_out)
         return await future
 
-    def post(self, order: Callable[[EngineCore], list[Output]]) -> None:
-        """Carry out `order` between two decode steps and hand out what it ended; returns at once."""
-        self._enqueue(lambda core: self._deliver(order(core)))
+    def admit(self, requests: Sequence[GenerationRequest]) -> None:
+        """`EngineCore.admit`, between two steps; returns at once."""
+        self._enqueue(lambda core: core.admit(requests))
+
+    def abort(self, keys: Collection[SlotKey]) -> None:
+        """`EngineCore.abort`, between two steps; what it stopped is handed out. Returns at once."""
+        self._enqueue(lambda core: self._deliver(core.abort(keys)))
 
     async def swap(self, weights: Weights, *, load: bool, abort_running: bool, canary_ids: Sequence[int]) -> tuple[float, ...]:
         """Load or replace the weights and run the canary, all between two steps; the canary's log-probs.

@@ -137,10 +137,8 @@ class ScriptedEngine:
         sampling = running.request.sampling
         uniform, pick = running.draw.random(2)
         stops = sampling.stop_token_ids
-        if stops and uniform < _STOP_PROBABILITY:
-            token = stops[int(pick * len(stops))]
-        else:
-            token = int(pick * self._vocab_size)
+        ends = stops and uniform < _STOP_PROBABILITY
+        token = stops[int(pick * len(stops))] if ends else int(pick * self._vocab_size)
         running.token_ids.append(token)
         running.logprobs.append(-0.01 - 5.0 * uniform)
         running.versions.append(version)

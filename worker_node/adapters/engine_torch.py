@@ -147,28 +147,24 @@ class TorchEngine:
             raise EngineError(f"more than {MOST_QUEUED} completions are queued: ask for fewer leases")
         self._queued.extend(requests)
 
-    @torch.inference_mode()
     def step(self) -> list[Output]:
         self._loaded()
-        outputs, fresh = self._take_queued()
-        if self._batch is not None:
-            self._decode(self._batch)
-        if fresh:
-            new = self._prefill(fresh)
-            if self._batch is None:
-                self._batch = new
-            else:
-                self._batch.merge(new)
-        return outputs + self._retire()
+        with torch.inference_mode():
+            outputs, fresh = self._take_queued()
+            if self._batch is not None:
+                self._decode(self._batch)
+            if fresh:
+                self._join(self._prefill(fresh))
+            return outputs + self._retire()
 
-    @torch.inference_mode()
     def abort(self, keys: Collection[SlotKey]) -> list[Output]:
         stopped = [request.key for request in self._queued if request.key in keys]
         self._queued = deque(request for request in self._queued if request.key not in keys)
         if self._batch is not None:
             rows = self._batch.rows
             stopped += [row.request.key for row in rows if row.request.key in keys]
-            self._keep([i for i, row in enumerate(rows) if row.request.key not in keys])
+            with torch.inference_mode():
+                self._keep([i for i, row in enumerate(rows) if row.request.key not in keys])
         return [Aborted(key) for key in stopped]
 
     def apply(self, weights: Weights, *, abort_running: bool) -> list[Output]:
@@ -179,13 +175,14 @@ class TorchEngine:
             return self.abort([row.request.key for row in self._batch.rows])
         return []
 
-    @torch.inference_mode()
     def canary(self, ids: Sequence[int]) -> tuple[float, ...]:
+        model = self._loaded()
         if len(ids) < 2:
             return ()
-        tokens = torch.tensor([list(ids)], device=self._device)
-        logprobs = self._loaded()(input_ids=tokens, use_cache=False).logits[0, :-1].float().log_softmax(-1)
-        return tuple(logprobs.gather(-1, tokens[0, 1:, None])[:, 0].tolist())
+        with torch.inference_mode():
+            tokens = torch.tensor([list(ids)], device=self._device)
+            logprobs = model(input_ids=tokens, use_cache=False).logits[0, :-1].float().log_softmax(-1)
+            return tuple(logprobs.gather(-1, tokens[0, 1:, None])[:, 0].tolist())
 
     def close(self) -> None:
         self._queued.clear()
@@ -239,6 +236,12 @@ class TorchEngine:
         batch.cache.batch_select_indices(index)
         self._extend(batch.rows, logits[index])
         return batch
+
+    def _join(self, new: _Batch) -> None:
+        if self._batch is None:
+            self._batch = new
+        else:
+            self._batch.merge(new)
 
     def _decode(self, batch: _Batch) -> None:
         ids = torch.tensor([[row.token_ids[-1]] for row in batch.rows], device=self._device)
@@ -348,7 +351,9 @@ def _check_shapes(own: dict[str, torch.Tensor], tensors: Any, file: str) -> None
     for name in tensors.keys():  # noqa: SIM118 (not a mapping)
         shape = tuple(tensors.get_slice(name).get_shape())
         if shape != tuple(own[name].shape):
-            raise EngineError(f"{name} in {file} has shape {shape}, the model's has {tuple(own[name].shape)}: the old weights are kept")
+            raise EngineError(
+                f"{name} in {file} has shape {shape}, the model's has {tuple(own[name].shape)}: the old weights are kept"
+            )
 
 
 def _check_architecture(directory: Path) -> None:

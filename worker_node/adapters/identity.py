@@ -37,7 +37,9 @@ def make_state_dir(state_dir: Path) -> None:
     try:
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise IdentityError(f"--state-dir {state_dir} cannot be made: {error.strerror}; choose a directory you may write") from error
+        raise IdentityError(
+            f"--state-dir {state_dir} cannot be made: {error.strerror}; choose a directory you may write"
+        ) from error
 
 
 def load_or_create(state_dir: Path) -> tuple[Ed25519PrivateKey, bool]:
@@ -58,7 +60,9 @@ def load(state_dir: Path) -> Ed25519PrivateKey:
         mode = stat.S_IMODE(path.stat().st_mode)
         pem = path.read_bytes()
     except OSError as error:
-        raise IdentityError(f"no identity at {path}: {error.strerror}; `echo2-worker join` makes one, `identity import` brings one") from error
+        raise IdentityError(
+            f"no identity at {path}: {error.strerror}; `echo2-worker join` makes one, `identity import` brings one"
+        ) from error
     if mode & 0o077:
         raise IdentityError(f"{path} has mode {mode:04o}, others may read the key: run `chmod 600 {path}`")
     return _parse(pem, None, path)

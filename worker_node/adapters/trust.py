@@ -78,7 +78,9 @@ def is_loopback(host: str | None) -> bool:
 async def _over_http(session: aiohttp.ClientSession, base: URL, coordinator_key: str, *, insecure_http: bool) -> Trust:
     loopback = is_loopback(base.host)
     if not loopback and not insecure_http:
-        raise TrustError(f"plain http to {base.host} would be readable by anyone on the way: use https, or --insecure-http in a lab")
+        raise TrustError(
+            f"plain http to {base.host} would be readable by anyone on the way: use https, or --insecure-http in a lab"
+        )
     identity = await _identity(session, base, verified=True)
     _check(identity, coordinator_key, base)
     return Trust("loopback" if loopback else "insecure http", ssl=True, server_time=identity.server_time)

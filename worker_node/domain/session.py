@@ -117,6 +117,7 @@ class Session:
         self._notices: tuple[Version, ...] = ()
         self._stored = set(stored)
         self._loaded: Version | None = None
+        self._job: str | None = None  # whose model the engine has, right or wrong
         self._fetching: Version | None = None
         self._swapping: Version | None = None
         self._confirming: SendConfirm | None = None
@@ -203,8 +204,8 @@ class Session:
                 self._drain(reason, EXIT_OK, self._now if self._exit else self._now + self._settings.drain_s)
             case EngineFailed(reason):
                 self._engine_failed(reason)
-            case Woke():
-                pass
+            case _:
+                assert isinstance(event, Woke)
 
     def _joined(self, event: Joined) -> None:
         if self._phase is not Phase.JOINING:
@@ -233,7 +234,7 @@ class Session:
         idle_s = max(event.retry_after_s, 0.0 if event.leases else self._settings.idle_ask_s)
         self._lanes[Call.LEASE].answered(self._now, next_in_s=idle_s)
         self._idle_reason = event.reason or "no work was offered"
-        job = (self._swapping or self._loaded or Version("", 0, "")).job_id
+        job = self._job if self._swapping is None else self._swapping.job_id
         for granted in event.leases:
             if self._exit is None and granted.lease.job_id == job:  # what is not taken is re-issued at its deadline or our leave
                 self._work.take(granted)
@@ -264,9 +265,9 @@ class Session:
             self._forget(event.version)
             return
         self._swaps.answered(self._now)
-        if self._loaded is not None and self._loaded.job_id != event.version.job_id:
+        if self._job != event.version.job_id:
             self._labels.clear()
-        self._loaded = event.version
+        self._loaded, self._job = event.version, event.version.job_id
         self._labels[event.version.number] = event.version
         self._canary = event
         self._confirming = self._confirmation(event)
@@ -370,21 +371,21 @@ class Session:
         if self._exit is None:
             self._exit = _Exit(reason, code)
             self._lanes[Call.BEAT].hurry(self._now)
-        self._drain_at = min(self._drain_at, deadline)
+        if self._phase is Phase.LEAVING:
+            self._stop_at = min(self._stop_at, deadline)
+        else:
+            self._drain_at = min(self._drain_at, deadline)
 
     # --- what is due
 
     def _advance(self) -> None:
         self._break_silence()
-        match self._phase:
-            case Phase.JOINING:
-                self._join()
-            case Phase.JOINED:
-                self._serve()
-            case Phase.LEAVING:
-                self._leave()
-            case Phase.STOPPED:
-                pass
+        if self._phase is Phase.JOINING:
+            self._join()
+        elif self._phase is Phase.JOINED:
+            self._serve()
+        elif self._phase is Phase.LEAVING:
+            self._leave()
 
     def _join(self) -> None:
         if self._exit is not None:
@@ -437,7 +438,11 @@ class Session:
         version = self._loaded
         if version is None or version not in self._confirmed or self._exit is not None or free < 1:
             return
-        if self._work.backlog <= self._settings.backlog_factor * self._settings.slots and self._lanes[Call.LEASE].is_ready(self._now):
+        if self._swapping is not None and self._swapping.job_id != version.job_id:
+            return
+        if self._work.backlog <= self._settings.backlog_factor * self._settings.slots and self._lanes[Call.LEASE].is_ready(
+            self._now
+        ):
             self._lanes[Call.LEASE].started(self._now)
             self._out.append(AskLease(self._epoch, version, free, self._settings.lease_wait_s))
 
@@ -446,9 +451,7 @@ class Session:
             self._lanes[Call.BEAT].started(self._now)
             held = sorted(self._confirmed & self._stored, key=lambda version: (version.job_id, version.number, version.digest))
             words = self._activity()[1]
-            self._out.append(
-                SendBeat(self._epoch, tuple(held), self._work.ids, self._free_slots(), self._exit is not None, words)
-            )
+            self._out.append(SendBeat(self._epoch, tuple(held), self._work.ids, self._free_slots(), self._exit is not None, words))
 
     def _start_leaving(self) -> None:
         for lease_id in self._work.ids:
@@ -488,8 +491,7 @@ class Session:
         return Shelf(frozenset(self._stored), self._loaded, self._fetching)
 
     def _target(self) -> Version | None:
-        job = self._loaded.job_id if self._loaded is not None else None
-        return weights.choose(self._notices, current_job=job, busy=bool(self._work.ids))
+        return weights.choose(self._notices, current_job=self._job, busy=bool(self._work.ids))
 
     def _given_up(self) -> frozenset[Version]:
         return frozenset(v for v, failures in self._failures.items() if failures >= self._settings.tries_a_version)

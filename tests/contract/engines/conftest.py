@@ -85,6 +85,6 @@ def ask() -> Callable[..., GenerationRequest]:
         prompt = tuple(changes.pop("prompt", (5, 6, 7)))  # type: ignore[call-overload]
         seed = int(str(changes.pop("seed", 1000 + slot)))
         assert not changes
-        return GenerationRequest((str("lease"), slot), prompt, seed, sampling)
+        return GenerationRequest(("lease", slot), prompt, seed, sampling)
 
     return make

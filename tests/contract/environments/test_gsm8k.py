@@ -42,7 +42,8 @@ def test_all_reference_solutions_score_one(environment: Environment, answers: li
 
 
 @pytest.mark.parametrize(
-    "dress", ["The answer is {}.", r"so \boxed{{{}}}", "#### {}", "#### ${}.00", "Hence 7 and then, in all, {} dollars", "{}.0 apples"]
+    "dress",
+    ["The answer is {}.", r"so \boxed{{{}}}", "#### {}", "#### ${}.00", "Hence 7 and then, in all, {} dollars", "{}.0 apples"],
 )
 def test_the_number_alone_scores_one_in_any_dress(environment: Environment, answers: list[str], dress: str) -> None:
     """Prose, box, hashes, currency and trailing zeros."""
@@ -64,5 +65,7 @@ def test_perturbed_answers_score_zero(environment: Environment, answers: list[st
 def test_the_negated_and_the_scaled_answer_score_zero(environment: Environment, answers: list[str]) -> None:
     """Sign and scale count (zero answers aside, which negate to themselves)."""
     finals = [int(re.sub(r"[,$]", "", answer.rsplit("####", 1)[1])) for answer in answers]
-    assert [r for r, f in zip(rewards(environment, [str(-f) for f in finals]), finals, strict=True) if f] == [0.0] * sum(map(bool, finals))
+    assert [r for r, f in zip(rewards(environment, [str(-f) for f in finals]), finals, strict=True) if f] == [0.0] * sum(
+        map(bool, finals)
+    )
     assert [r for r, f in zip(rewards(environment, [f"{f}.5" for f in finals]), finals, strict=True)] == [0.0] * 1319

@@ -35,7 +35,9 @@ async def source(request: pytest.FixtureRequest, made: ModuleType, tmp_path: Pat
     if request.param == "store":
         yield made.StoreSource("origin", store)
         return
-    server = PeerServer(store, worker_id="w-b", coordinator_public_key=public(COORDINATOR), host="127.0.0.1", port=0, clock=lambda: 500.0)
+    server = PeerServer(
+        store, worker_id="w-b", coordinator_public_key=public(COORDINATOR), host="127.0.0.1", port=0, clock=lambda: 500.0
+    )
     address = await server.start()
     ticket = sign_ticket(COORDINATOR, Ticket("t", "w-a", public(FETCHER), "w-b", "job", 1000))
     try:
@@ -81,11 +83,15 @@ async def test_a_version_arrives_bit_for_bit(source: PieceSource, manifest: Mani
     needed = sum(piece.size for piece in manifest.pieces(edge))
     assert report.bytes_by_source == {source.name: needed}
     assert report.retries == 0
-    assert told[0] == (0, needed) and told[-1] == (needed, needed) and told == sorted(told)
+    assert told[0] == (0, needed)
+    assert told[-1] == (needed, needed)
+    assert told == sorted(told)
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-async def test_pieces_that_are_here_are_not_asked_for(source: PieceSource, manifest: Manifest, tmp_path: Path, encoding: str) -> None:
+async def test_pieces_that_are_here_are_not_asked_for(
+    source: PieceSource, manifest: Manifest, tmp_path: Path, encoding: str
+) -> None:
     store = PieceStore(tmp_path / "mine")
     edge = edge_of(manifest, encoding)
     origin = PieceStore(tmp_path / "origin")
@@ -142,5 +148,3 @@ async def test_a_full_disk_ends_the_fetch_in_words(
     monkeypatch.setattr(store, "put", full)
     with pytest.raises(FetchFailed, match=r"cannot be stored.*No space left.*free some space"):
         await fetch(manifest, manifest.edges[0], [source], store, no_progress_s=5)
-
-

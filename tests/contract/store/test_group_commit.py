@@ -201,3 +201,89 @@ async def test_closing_in_the_middle_of_an_action_ends_it_by_its_deadline(store_
     await store.close()
     with pytest.raises((StoreBusy, StoreEnded)):
         await hanging
+
+
+def _once(original, error):
+    """Replace a link's method: the first call raises (or hangs when `error` is None), later ones work."""
+    calls = 0
+
+    async def replaced():
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            return await original()
+        if error is None:
+            await asyncio.Event().wait()
+        raise error
+
+    return replaced
+
+
+async def test_a_failed_commit_acknowledges_nothing_and_the_next_one_works(store, make, putting, monkeypatch):
+    link = store._writer._link
+    monkeypatch.setattr(link, "commit", _once(link.commit, StoreError("the disk said no")))
+    outcomes = await asyncio.gather(*(store.write(putting(make.event(seq))) for seq in range(1, 5)), return_exceptions=True)
+    assert [str(outcome) for outcome in outcomes] == ["the disk said no"] * 4
+    assert await store.read(lambda r: r.count(Event)) == 0
+    await store.write(putting(make.event(9)))
+    assert [event.seq for event in await store.read(lambda r: r.select(Event))] == [9]
+
+
+async def test_a_commit_that_never_answers_ends_the_writer(store_url, make, putting, monkeypatch):
+    store = await open_store(store_url, limits=StoreLimits(writer=WriterLimits(commit_s=0.05)))
+    link = store._writer._link
+    monkeypatch.setattr(link, "commit", _once(link.commit, None))
+    try:
+        for _ in range(2):
+            with pytest.raises(StoreEnded, match=r"did not commit within 0.05 s"):
+                await store.write(putting(make.event(1)))
+    finally:
+        await store.close()
+
+
+async def test_a_transaction_that_cannot_be_rolled_back_ends_the_writer(store_url, make, putting, monkeypatch):
+    store = await open_store(store_url)
+    link = store._writer._link
+    monkeypatch.setattr(link, "commit", _once(link.commit, StoreError("no")))
+    monkeypatch.setattr(link, "rollback", _once(link.rollback, StoreError("no again")))
+    try:
+        with pytest.raises(StoreError, match="no"):
+            await store.write(putting(make.event(1)))
+        with pytest.raises(StoreEnded, match=r"could not be rolled back \(no again\)"):
+            await store.write(putting(make.event(2)))
+    finally:
+        await store.close()
+
+
+async def test_a_fault_of_the_writer_itself_becomes_the_reason_of_every_refusal(store_url, make, putting, monkeypatch):
+    store = await open_store(store_url)
+    link = store._writer._link
+    monkeypatch.setattr(link, "commit", _once(link.commit, ZeroDivisionError("a bug")))
+    try:
+        outcomes = await asyncio.gather(*(store.write(putting(make.event(seq))) for seq in range(1, 4)), return_exceptions=True)
+        assert all(isinstance(outcome, ZeroDivisionError | StoreEnded) for outcome in outcomes)
+        with pytest.raises(StoreEnded, match="the store's writer failed: ZeroDivisionError"):
+            await store.write(putting(make.event(5)))
+    finally:
+        await store.close()
+
+
+async def test_an_action_whose_undo_is_lost_takes_its_group_with_it(store, make, putting, monkeypatch):
+    link = store._writer._link
+
+    async def fails(tx):
+        await tx.put(make.event(1))
+        monkeypatch.setattr(link, "in_transaction", _false_once(link.in_transaction))  # as after SQLite's own rollback
+        raise LookupError("mine")
+
+    outcomes = await asyncio.gather(store.write(putting(make.event(7))), store.write(fails), return_exceptions=True)
+    assert isinstance(outcomes[0], StoreError)
+    assert "gave up the whole transaction" in str(outcomes[0])
+    assert isinstance(outcomes[1], LookupError)
+    assert await store.read(lambda r: r.count(Event)) == 0
+    await store.write(putting(make.event(2)))
+
+
+def _false_once(original):
+    answers = [False]
+    return lambda: answers.pop() if answers else original()

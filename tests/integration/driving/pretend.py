@@ -136,6 +136,9 @@ class PretendPlane:
     async def close(self) -> None:
         """Nothing runs."""
 
+    def alarm(self) -> str | None:
+        return None
+
     def plane(self, job: Job) -> PretendPlane:
         """It is its own starter."""
         return self

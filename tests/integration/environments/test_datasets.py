@@ -48,7 +48,10 @@ def test_parquet_is_known_by_its_content(tmp_path: Path) -> None:
         ("", "rows.jsonl holds no rows"),
         ('{"prompt": "a"}\n{"prompt": ', "rows.jsonl line 2 is not JSON"),
         ('{"prompt": "a"}\n[1]\n', "rows.jsonl line 2 holds list"),
-        ('{"prompt": "a"}\n\n{"question": "b"}\n', r"rows.jsonl line 3: no column 'prompt' \(columns: question\); set environment.prompt_column"),
+        (
+            '{"prompt": "a"}\n\n{"question": "b"}\n',
+            r"rows.jsonl line 3: no column 'prompt' \(columns: question\); set environment.prompt_column",
+        ),
         ('{"prompt": ""}', "rows.jsonl line 1: column 'prompt' holds ''; a prompt is non-empty text"),
         ('{"prompt": 5}', "line 1: column 'prompt' holds '5'"),
         ('{"prompt": []}', "column 'prompt' holds"),
@@ -74,12 +77,12 @@ def test_bytes_that_are_not_utf8_are_named(tmp_path: Path) -> None:
 
 def test_absent_and_broken_files_are_named(tmp_path: Path) -> None:
     """A cut Parquet file too."""
-    with pytest.raises(EnvironmentBroken, match="gone.jsonl cannot be read: No such file"):
+    with pytest.raises(EnvironmentBroken, match=r"gone\.jsonl cannot be read: No such file"):
         Dataset(tmp_path / "gone.jsonl", prompt_column="prompt")
     path = tmp_path / "cut.parquet"
     pq.write_table(pa.table({"prompt": ["a"] * 100}), path)
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(EnvironmentBroken, match="cut.parquet is not a readable Parquet file"):
+    with pytest.raises(EnvironmentBroken, match=r"cut\.parquet is not a readable Parquet file"):
         Dataset(path, prompt_column="prompt")
 
 

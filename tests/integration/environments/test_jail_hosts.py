@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -47,7 +46,7 @@ Path("note").write_text("fine")
 facts = {"note": Path("note").read_text(), "uid": os.getuid(), "pid": os.getpid()}
 for name, action in {"fork": os.fork, "read": lambda: open("/etc/passwd"), "socket": socket.socket, "setuid": lambda: os.setuid(0)}.items():
     try: action(); facts[name] = "allowed"
-    except OSError as error: facts[name] = type(error).__name__
+    except OSError as error: facts[name] = "refused"
 print(json.dumps({"report": report.to_json(), "facts": facts}))
 """
 
@@ -74,7 +73,15 @@ def request_for(tmp_path: Path, made: ModuleType, kind: str) -> dict[str, Any]:
     if kind != "digit_sort":
         spec |= {"train": str(tmp_path / "train.jsonl"), "code": str(tmp_path / "rewards.py")}
     (tmp_path / "scratch").mkdir()
-    return {"do": "start", "id": "1", "cpu_s": 30, "spec": spec, "limits": {}, "scratch": str(tmp_path / "scratch"), "variables": {}}
+    return {
+        "do": "start",
+        "id": "1",
+        "cpu_s": 30,
+        "spec": spec,
+        "limits": {},
+        "scratch": str(tmp_path / "scratch"),
+        "variables": {},
+    }
 
 
 def test_author_code_is_refused_where_it_cannot_be_jailed(tmp_path: Path, made: ModuleType) -> None:
@@ -107,9 +114,8 @@ def test_an_ordinary_user_is_jailed_through_a_user_namespace(tmp_path: Path) -> 
     done = subprocess.run([sys.executable, "-c", AS_A_USER, str(scratch)], capture_output=True, text=True, check=True)
     values = json.loads(done.stdout)
     report, facts = values["report"], values["facts"]
-    assert facts | {"pid": 0} == {
-        "note": "fine", "uid": 65534, "pid": 0, "fork": "PermissionError", "read": "PermissionError", "socket": "PermissionError", "setuid": "PermissionError",
-    }  # fmt: skip
+    refused = dict.fromkeys(["fork", "read", "socket", "setuid"], "refused")
+    assert facts | {"pid": 0} == {"note": "fine", "uid": 65534, "pid": 0} | refused, report
     assert report["network"] or any("network namespace" in words for words in report["missing"])
     assert report["seccomp"]
     assert report["user"] == 65534

@@ -65,7 +65,9 @@ async def test_wrong_questions_are_answered_in_words(tmp_path: Path, made: Modul
         (DIGITS | {"system_prompt": "x"}, "set environment.use_chat_template = true"),
     ],
 )
-async def test_a_plane_that_cannot_serve_does_not_start(tmp_path: Path, made: ModuleType, environment: dict[str, object], words: str) -> None:
+async def test_a_plane_that_cannot_serve_does_not_start(
+    tmp_path: Path, made: ModuleType, environment: dict[str, object], words: str
+) -> None:
     """EnvironmentBroken with the child's words."""
     plane = made.make_plane(made.write_model(tmp_path / "m"), environment=environment)
     with pytest.raises(EnvironmentBroken, match=words):
@@ -75,7 +77,11 @@ async def test_a_plane_that_cannot_serve_does_not_start(tmp_path: Path, made: Mo
 async def test_reward_code_that_hangs_or_dies_at_import_does_not_start(tmp_path: Path, made: ModuleType) -> None:
     """Within the start limit."""
     settings = PoolSettings(processes=1, start_timeout_s=2)
-    for code, words in [("while True: pass\n", "not finished after 2 s|CPU"), ("import os; os._exit(7)\n", "exit code 7"), ("1/0", "ZeroDivisionError")]:
+    for code, words in [
+        ("while True: pass\n", "not finished after 2 s|CPU"),
+        ("import os; os._exit(7)\n", "exit code 7"),
+        ("1/0", "ZeroDivisionError"),
+    ]:
         plane = made.reward_plane(tmp_path, code, settings=settings)
         with pytest.raises(EnvironmentBroken, match=words):
             await plane.start()
@@ -138,7 +144,7 @@ async def test_a_child_that_cannot_be_restarted_gives_words_not_a_wait(tmp_path:
     (graded,) = await plane.grade("train", 0, [made.ids_of("fine")])
     assert graded.outcome == "failed"
     assert "train.jsonl line 1 is not JSON" in graded.detail
-    with pytest.raises(EnvironmentBroken, match="train.jsonl line 1"):
+    with pytest.raises(EnvironmentBroken, match=r"train\.jsonl line 1"):
         await plane.prompts("train", [0])
     rows.unlink()
     rows.write_bytes(good)

@@ -107,7 +107,12 @@ def test_what_is_no_finite_number_fails_alone(score: Score, value: object) -> No
 
 @pytest.mark.parametrize(
     ("result", "words"),
-    [([1.0], "returned 1 rewards for 2 completions"), (1.0, "returned float; return a list"), ("ab", "returned str"), (None, "NoneType")],
+    [
+        ([1.0], "returned 1 rewards for 2 completions"),
+        (1.0, "returned float; return a list"),
+        ("ab", "returned str"),
+        (None, "NoneType"),
+    ],
 )
 def test_a_wrong_answer_fails_in_words(score: Score, result: object, words: str) -> None:
     """Never a score."""

@@ -14,7 +14,11 @@ from hypothesis import strategies as st
 from coordinator.environments.base import EnvironmentBroken
 from coordinator.environments.rendering import Renderer, compile_template
 
-TALK = [{"role": "user", "content": " What is 1 + 1? "}, {"role": "assistant", "content": "2"}, {"role": "user", "content": "Sure?"}]
+TALK = [
+    {"role": "user", "content": " What is 1 + 1? "},
+    {"role": "assistant", "content": "2"},
+    {"role": "user", "content": "Sure?"},
+]
 RICH_TEMPLATE = """{%- if messages[0].role != 'system' -%}{{- '<|system|>You help.' + eos_token -}}{%- endif -%}
 {% for message in messages %}
     {% if message.role == 'tool' %}{% continue %}{% endif %}
@@ -140,7 +144,7 @@ def test_settings_without_a_template_are_refused(tmp_path: Path, made: ModuleTyp
         renderer(model, system_prompt="x")
     with pytest.raises(EnvironmentBroken, match="no chat template"):
         renderer(model).render(TALK)
-    with pytest.raises(EnvironmentBroken, match="set environment.use_chat_template = true"):
+    with pytest.raises(EnvironmentBroken, match=r"set environment\.use_chat_template = true"):
         renderer(made.write_model(tmp_path / "n"), system_prompt="x").render("text")
     with pytest.raises(EnvironmentBroken, match="has no tokens"):
         renderer(model).render("")

@@ -18,6 +18,7 @@ from types import ModuleType
 import aiohttp
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from yarl import URL
 
 from p2p.adapters.fetch import assemble, fetch
 from p2p.adapters.peer import Patience, PeerInfo, PeerLimits, PeerServer, PeerSource
@@ -35,6 +36,7 @@ FETCHER = Ed25519PrivateKey.from_private_bytes(b"\x02" * 32)
 OTHER = Ed25519PrivateKey.from_private_bytes(b"\x03" * 32)
 LOOPBACK = ["127.0.0.0/8"]
 NOW = 500.0
+LIMITS = PeerLimits()
 
 
 def public(key: Ed25519PrivateKey) -> str:
@@ -45,9 +47,17 @@ TICKET = Ticket("t-1", "w-a", public(FETCHER), "w-b", "job", 1000)
 
 
 @asynccontextmanager
-async def serving(store: PieceStore, *, worker_id: str = "w-b", limits: PeerLimits = PeerLimits()) -> AsyncIterator[tuple[PeerServer, PeerInfo]]:
+async def serving(
+    store: PieceStore, *, worker_id: str = "w-b", limits: PeerLimits = LIMITS
+) -> AsyncIterator[tuple[PeerServer, PeerInfo]]:
     server = PeerServer(
-        store, worker_id=worker_id, coordinator_public_key=public(COORDINATOR), host="127.0.0.1", port=0, clock=lambda: NOW, limits=limits
+        store,
+        worker_id=worker_id,
+        coordinator_public_key=public(COORDINATOR),
+        host="127.0.0.1",
+        port=0,
+        clock=lambda: NOW,
+        limits=limits,
     )
     address = await server.start()
     try:
@@ -56,8 +66,12 @@ async def serving(store: PieceStore, *, worker_id: str = "w-b", limits: PeerLimi
         await server.close()
 
 
-def source(address: PeerInfo, ticket: Ticket = TICKET, *, signer: Ed25519PrivateKey = COORDINATOR, key: Ed25519PrivateKey = FETCHER) -> PeerSource:
-    return PeerSource(address, sign_ticket(signer, ticket), key, allowed_networks=LOOPBACK, clock=lambda: NOW, patience=Patience(2, 2))
+def source(
+    address: PeerInfo, ticket: Ticket = TICKET, *, signer: Ed25519PrivateKey = COORDINATOR, key: Ed25519PrivateKey = FETCHER
+) -> PeerSource:
+    return PeerSource(
+        address, sign_ticket(signer, ticket), key, allowed_networks=LOOPBACK, clock=lambda: NOW, patience=Patience(2, 2)
+    )
 
 
 @pytest.fixture
@@ -67,7 +81,9 @@ def origin(made: ModuleType, tmp_path: Path) -> tuple[Manifest, PieceStore]:
     return publish(model, tmp_path / "origin", job_id="job", version=1, canary_ids=()), PieceStore(tmp_path / "origin")
 
 
-async def test_a_second_node_takes_most_bytes_from_the_first(made: ModuleType, origin: tuple[Manifest, PieceStore], tmp_path: Path) -> None:
+async def test_a_second_node_takes_most_bytes_from_the_first(
+    made: ModuleType, origin: tuple[Manifest, PieceStore], tmp_path: Path
+) -> None:
     manifest, store = origin
     edge = manifest.edges[0]
     coordinator = made.StoreSource("coordinator", store)
@@ -112,14 +128,18 @@ async def test_other_tickets_are_refused(
 
 async def ask(address: PeerInfo, path: str, headers: dict[str, str], method: str = "GET") -> tuple[int, str]:
     async with aiohttp.ClientSession() as session:
-        url = f"https://127.0.0.1:{address.port}{path}"
+        url = URL(f"https://127.0.0.1:{address.port}{path}", encoded=True)
         async with session.request(method, url, headers=headers, ssl=pinned_client(address.certificate_sha256)) as response:
-            return response.status, await response.text()
+            return response.status, await response.text(errors="replace")
 
 
 def headers(path: str, *, time_sent: str = "500", job: str = "job") -> dict[str, str]:
     text = sign_ticket(COORDINATOR, replace(TICKET, job_id=job))
-    return {"Echo2-Ticket": text, "Echo2-Time": time_sent, "Echo2-Proof": prove(FETCHER, text, path, int(time_sent) if time_sent.isdigit() else 0)}
+    return {
+        "Echo2-Ticket": text,
+        "Echo2-Time": time_sent,
+        "Echo2-Proof": prove(FETCHER, text, path, int(time_sent) if time_sent.isdigit() else 0),
+    }
 
 
 async def test_requests_that_are_not_for_a_piece_are_refused(origin: tuple[Manifest, PieceStore]) -> None:
@@ -131,13 +151,20 @@ async def test_requests_that_are_not_for_a_piece_are_refused(origin: tuple[Manif
         assert (await ask(address, path, headers(path), "POST"))[0] == 405
         for other, status in [("/pieces/job/nonsense", 400), ("/pieces/job/%2e%2e%2ftls%2fcertificate.key", 400), ("/", 403)]:
             assert (await ask(address, other, headers(other)))[0] == status
-        for time_sent, words in [("", "whole Unix seconds"), ("١٢٣", "whole Unix"), ("9" * 13, "whole Unix"), ("900", "off this peer's clock")]:
+        for time_sent, words in [
+            ("", "whole Unix seconds"),
+            ("١٢٣", "whole Unix"),
+            ("9" * 13, "whole Unix"),
+            ("900", "off this peer's clock"),
+        ]:
             assert (status_and_words := await ask(address, path, headers(path, time_sent=time_sent)))[0] == 403
             assert words in status_and_words[1]
         status, text = await ask(address, path, headers(path, job="another"))
-        assert status == 403 and "is for pieces of job another" in text
+        assert status == 403
+        assert "is for pieces of job another" in text
         status, text = await ask(address, path, headers("/pieces/job/" + "0" * 64))
-        assert status == 403 and "not the signature" in text
+        assert status == 403
+        assert "not the signature" in text
 
 
 async def test_a_server_with_another_certificate_is_not_spoken_to(origin: tuple[Manifest, PieceStore]) -> None:
@@ -237,15 +264,20 @@ async def test_a_trickling_peer_is_left_for_another(made: ModuleType, origin: tu
         mine = PieceStore(tmp_path / "mine", files=UNSYNCED_FILES)
         report = await fetch(manifest, manifest.edges[0], [peer, made.StoreSource("other", store)], mine, no_progress_s=3)
         assert report.bytes_by_source.keys() == {"other"}
-        with pytest.raises(FetchFailed, match="no piece arrived for 1 s.*w-b: no answer yet|w-b: no answer within"):
+        with pytest.raises(FetchFailed, match=r"no piece arrived for 1 s.*w-b: no answer yet|w-b: no answer within"):
             await fetch(manifest, manifest.edges[1], [peer], PieceStore(tmp_path / "none"), no_progress_s=1)
 
 
-async def test_a_peer_that_dies_in_the_middle_is_replaced(made: ModuleType, origin: tuple[Manifest, PieceStore], tmp_path: Path) -> None:
+async def test_a_peer_that_dies_in_the_middle_is_replaced(
+    made: ModuleType, origin: tuple[Manifest, PieceStore], tmp_path: Path
+) -> None:
     manifest, store = origin
     mine = PieceStore(tmp_path / "mine", files=UNSYNCED_FILES)
     spare = made.StoreSource("spare", PieceStore(tmp_path / "empty"))
-    async with serving(store, limits=PeerLimits(bytes_per_s=4e6, burst_bytes=1 << 16)) as (server, address), source(address) as peer:
+    async with (
+        serving(store, limits=PeerLimits(bytes_per_s=4e6, burst_bytes=1 << 16)) as (server, address),
+        source(address) as peer,
+    ):
 
         def watch(here: int, total: int) -> None:
             if here > total / 3 and spare.store is not store:
@@ -255,7 +287,8 @@ async def test_a_peer_that_dies_in_the_middle_is_replaced(made: ModuleType, orig
         closing: list[asyncio.Task[None]] = []
         report = await fetch(manifest, manifest.edges[0], [peer, spare], mine, no_progress_s=10, on_progress=watch)
         await asyncio.gather(*closing)
-    assert report.bytes_by_source["w-b"] > 0 and report.bytes_by_source["spare"] > 0
+    assert report.bytes_by_source["w-b"] > 0
+    assert report.bytes_by_source["spare"] > 0
     assemble(manifest, manifest.edges[0], mine, tmp_path / "out")
     assert digest_of(tmp_path / "out") == manifest.digest
 
@@ -302,7 +335,11 @@ async def test_connections_are_bounded_in_number_and_without_a_ticket_in_time(or
 async def test_connections_of_one_fetcher_are_bounded(origin: tuple[Manifest, PieceStore]) -> None:
     manifest, store = origin
     piece = manifest.edges[0].pieces[0]
-    async with serving(store, limits=PeerLimits(connections_per_fetcher=1)) as (_, address), source(address) as one, source(address) as two:
+    async with (
+        serving(store, limits=PeerLimits(connections_per_fetcher=1)) as (_, address),
+        source(address) as one,
+        source(address) as two,
+    ):
         assert await one.read(piece)
         with pytest.raises(PieceAbsent, match="as many as it may"):
             await two.read(piece)
@@ -314,7 +351,10 @@ async def test_connections_of_one_fetcher_are_bounded(origin: tuple[Manifest, Pi
 async def test_a_slow_reader_is_cut_off(origin: tuple[Manifest, PieceStore]) -> None:
     manifest, store = origin
     piece = manifest.edges[0].pieces[0]
-    async with serving(store, limits=PeerLimits(send_s=0.3, bytes_per_s=100e3, burst_bytes=1)) as (server, address), source(address) as peer:
+    async with (
+        serving(store, limits=PeerLimits(send_s=0.3, bytes_per_s=100e3, burst_bytes=1)) as (server, address),
+        source(address) as peer,
+    ):
         with pytest.raises((aiohttp.ClientError, ConnectionError)):
             await peer.read(piece)
     assert server.bytes_sent < piece.size
@@ -322,12 +362,23 @@ async def test_a_slow_reader_is_cut_off(origin: tuple[Manifest, PieceStore]) -> 
 
 def child(*arguments: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(publish.__code__.co_filename).parents[2])}
-    return subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(
+        [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
 
 
 def test_publishing_in_a_child_process_gives_the_same_manifest(origin: tuple[Manifest, PieceStore], tmp_path: Path) -> None:
     manifest, store = origin
-    arguments = ["-m", "p2p.adapters.publish", str(tmp_path / "model"), str(tmp_path / "child"), "--job-id", "job", "--version", "1"]
+    arguments = [
+        "-m",
+        "p2p.adapters.publish",
+        str(tmp_path / "model"),
+        str(tmp_path / "child"),
+        "--job-id",
+        "job",
+        "--version",
+        "1",
+    ]
     process = child(*arguments)
     out, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
@@ -359,7 +410,8 @@ async def test_a_fetch_that_was_killed_resumes(made: ModuleType, origin: tuple[M
     manifest, store = origin
     (tmp_path / "manifest.json").write_text(manifest.to_json())
     process = child("-c", FETCHING, str(tmp_path / "manifest.json"), str(store.root), str(tmp_path / "mine"))
-    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
     for _ in range(3):
         process.stdout.readline()
     process.send_signal(signal.SIGKILL)
@@ -369,11 +421,15 @@ async def test_a_fetch_that_was_killed_resumes(made: ModuleType, origin: tuple[M
     had = {digest: len(mine.read(digest)) for digest in mine.digests()}
     assert 2 <= len(had) < len(manifest.pieces(manifest.edges[0]))
     report = await fetch(manifest, manifest.edges[0], [made.StoreSource("origin", store)], mine, no_progress_s=10)
-    assert sum(report.bytes_by_source.values()) + sum(had.values()) == sum(piece.size for piece in manifest.pieces(manifest.edges[0]))
+    assert sum(report.bytes_by_source.values()) + sum(had.values()) == sum(
+        piece.size for piece in manifest.pieces(manifest.edges[0])
+    )
     assemble(manifest, manifest.edges[0], mine, tmp_path / "out")
 
 
-async def test_a_cancelled_fetch_leaves_no_request_and_resumes(made: ModuleType, origin: tuple[Manifest, PieceStore], tmp_path: Path) -> None:
+async def test_a_cancelled_fetch_leaves_no_request_and_resumes(
+    made: ModuleType, origin: tuple[Manifest, PieceStore], tmp_path: Path
+) -> None:
     manifest, store = origin
     mine = PieceStore(tmp_path / "mine")
     async with serving(store, limits=PeerLimits(bytes_per_s=2e6, burst_bytes=1)) as (_, address), source(address) as peer:

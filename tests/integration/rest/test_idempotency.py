@@ -50,14 +50,13 @@ async def test_concurrent_requests_with_one_key_wait_for_the_first(bench, job_bo
 
 async def test_a_request_that_waits_too_long_is_told_when_to_come_back(make_bench, job_body):
     bench = await make_bench(limits=RestLimits(same_key_wait_s=0.05))
-    made = await bench.ask("POST", JOBS, json=job_body(), headers=KEY, status=201)
+    await bench.ask("POST", JOBS, json=job_body(), headers=KEY, status=201)
     record = (await bench.deps.store.read(lambda r: r.select(IdempotencyRecord)))[0]
     await bench.put(IdempotencyRecord(record.token_id, "k-1", record.route, record.body_hash, bench.clock.time))
     async with bench.client.post(JOBS, json=job_body(), headers=bench.headers(**KEY)) as response:
         assert response.status == 503
         assert int(response.headers["Retry-After"]) >= 1
         assert (await response.json())["code"] == "same_key_in_flight"
-    assert made["id"]
 
 
 async def test_a_refusal_is_kept_too_but_not_one_that_time_changes(bench, job_body):

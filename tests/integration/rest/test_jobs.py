@@ -169,7 +169,11 @@ async def test_authors_see_and_change_their_own_jobs_only(bench, job_body):
 async def test_a_job_names_uploads(bench, job_body):
     data = b'{"prompt": "1", "answer": "1"}\n'
     made = await bench.ask(
-        "POST", "/api/v1/files?kind=dataset&name=t.jsonl", data=data, headers={"Content-Type": "application/octet-stream"}, status=201
+        "POST",
+        "/api/v1/files?kind=dataset&name=t.jsonl",
+        data=data,
+        headers={"Content-Type": "application/octet-stream"},
+        status=201,
     )
     body = job_body(environment={"type": "math", "train": made["reference"]})
     await bench.ask("POST", JOBS, json=body, status=201)

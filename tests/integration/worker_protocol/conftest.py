@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import io
 import secrets
 import shutil
 import time
@@ -15,6 +15,7 @@ import aiohttp
 import numpy as np
 import pytest
 from aiohttp import web
+from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.api.worker import add_worker_routes
@@ -42,7 +43,9 @@ from coordinator.wire.signing import (
     verify,
     worker_id,
 )
+from p2p.adapters.piece_store import PieceStore
 from p2p.adapters.tls import pinned_client, self_signed, server_context
+from p2p.domain.manifest import Edge, Manifest, Piece, Tensor
 
 JOB = "job-1"
 SECRET = "s" * 43
@@ -81,10 +84,19 @@ def job_row(**changes: Any) -> Job:
     return replace(row, **changes)
 
 
+PIECE = b"the weights of a toy"
+
+
+def manifest_of(version: int, digest: str) -> Manifest:
+    piece = Piece(blake3(PIECE).hexdigest(), len(PIECE))
+    tensor = Tensor("w", "U8", (len(PIECE),), len(PIECE))
+    return Manifest(JOB, version, digest, (tensor,), {}, (), (1, 2, 3), (Edge("raw", None, None, (piece,)),))
+
+
 def publication_row(version: int, digest: str | None = None, **changes: Any) -> Publication:
-    row = Publication(
-        JOB, version, digest or digest_of(version), PublicationState.PUBLISHED, '{"m":1}', "ab" * 64, "/nowhere", (-1.0,) * 23, 0.0
-    )
+    digest = digest or digest_of(version)
+    text = manifest_of(version, digest).to_json()
+    row = Publication(JOB, version, digest, PublicationState.PUBLISHED, text, "ab" * 64, "/nowhere", (-1.0,) * 23, 0.0)
     return replace(row, **changes)
 
 
@@ -178,6 +190,11 @@ class Coordinator:
     async def sweep(self) -> float | None:
         return await sweeping.sweep(self.deps)
 
+    def store_piece(self) -> str:
+        piece = Piece(blake3(PIECE).hexdigest(), len(PIECE))
+        PieceStore(self.directory / "pieces").put(piece, PIECE)
+        return piece.digest
+
     def invite_code(self, secret: str = SECRET) -> str:
         return invite_code(public_hex(self.key), secret)
 
@@ -192,10 +209,10 @@ class Stranger:
         self.id = worker_id(public_hex(self.key))
         self.epoch = 0
 
-    def sign(self, method: str, path: str, body: bytes, **changes: Any) -> tuple[dict[str, str], str]:
+    def sign(self, verb: str, target: str, body: bytes, **changes: Any) -> tuple[dict[str, str], str]:
         values: dict[str, Any] = {
-            "method": method,
-            "path": path,
+            "method": verb,
+            "path": target,
             "coordinator": key_id(public_hex(self.coordinator.key)),
             "worker": self.id,
             "epoch": self.epoch,
@@ -207,12 +224,18 @@ class Stranger:
         return sign_request(self.key, fields, body), fields.nonce
 
     async def call(
-        self, route: str, body: bytes, *, content_type: str = "application/json", headers: dict[str, str] | None = None, **changes: Any
+        self,
+        route: str,
+        body: bytes,
+        *,
+        content_type: str = "application/json",
+        headers: dict[str, str] | None = None,
+        **changes: Any,
     ) -> Reply:
         path = f"/worker/v1/{route}"
         signed, nonce = self.sign("POST", path, body, **changes)
         sent = {"Content-Type": content_type, **signed, **(headers or {})}
-        async with self.coordinator.session.post(self.coordinator.base + path, data=body, headers=sent) as response:
+        async with self.coordinator.session.post(self.coordinator.base + path, data=io.BytesIO(body), headers=sent) as response:
             return await self._checked(response, nonce, sent)
 
     async def fetch(self, route: str) -> Reply:
@@ -273,7 +296,12 @@ class Stranger:
 
     async def ask(self, version: int = 0, *, free: int = GROUP, wait_s: float = 0.0, digest: str | None = None) -> wire.LeaseReply:
         message = wire.LeaseRequest(
-            session_epoch=self.epoch, job_id=JOB, version=version, digest=digest or digest_of(version), free_slots=free, wait_s=wait_s
+            session_epoch=self.epoch,
+            job_id=JOB,
+            version=version,
+            digest=digest or digest_of(version),
+            free_slots=free,
+            wait_s=wait_s,
         )
         reply: wire.LeaseReply = (await self.send("lease", message)).read(wire.LeaseReply)
         return reply
@@ -330,11 +358,15 @@ def settings(tmp_path: Path) -> ServiceSettings:
 
 @pytest.fixture
 def limits() -> ProtocolLimits:
-    return ProtocolLimits(per_key_rate_s=1e4, per_key_burst=1e4, failures_rate_s=1e4, failures_burst=1e4, body_timeout_s=0.3, body_total_s=1.0)
+    return ProtocolLimits(
+        per_key_rate_s=1e4, per_key_burst=1e4, failures_rate_s=1e4, failures_burst=1e4, body_timeout_s=0.3, body_total_s=1.0
+    )
 
 
 @pytest.fixture
-async def coordinator(sqlite_url: str, tmp_path: Path, settings: ServiceSettings, limits: ProtocolLimits) -> AsyncIterator[Coordinator]:
+async def coordinator(
+    sqlite_url: str, tmp_path: Path, settings: ServiceSettings, limits: ProtocolLimits
+) -> AsyncIterator[Coordinator]:
     """One running job with version 0 published, one invite for many workers."""
     made = Coordinator(tmp_path, sqlite_url, Ed25519PrivateKey.generate(), MovedClock(), settings, limits)
     await made.start()
@@ -350,13 +382,6 @@ async def coordinator(sqlite_url: str, tmp_path: Path, settings: ServiceSettings
 def stranger(coordinator: Coordinator) -> Callable[..., Stranger]:
     """Makes workers."""
     return lambda name="w1", key=None: Stranger(coordinator, name, key)
-
-
-async def until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
-    """Wait for something that another task does."""
-    async with asyncio.timeout(limit_s):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 @pytest.fixture

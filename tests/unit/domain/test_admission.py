@@ -60,6 +60,13 @@ def test_refused_submissions(make_lease, row, case, code, blame, paid) -> None:
     assert refused.reason
 
 
+def test_a_lease_that_died_with_its_group_says_so(make_lease) -> None:
+    """The stored reason is what the owner reads."""
+    refused = refusal(make_lease(state=LeaseState.DEAD, reason="stale: group 4 is too old"))
+    assert refused is not None
+    assert refused.reason == "lease l is dead: stale: group 4 is too old"
+
+
 def test_an_unknown_lease(make_lease) -> None:
     """Is named."""
     refused = refusal(None)

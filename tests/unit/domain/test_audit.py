@@ -47,8 +47,8 @@ class Rows:
     def set_rollout(self, number: int, slot: int, **changes: Any) -> None:
         self.rollouts[number, slot] = replace(self.rollouts[number, slot], **changes)
 
-    def set_batch(self, step: int, **changes: Any) -> None:
-        self.batches[step] = replace(self.batches[step], **changes)
+    def set_batch(self, key: int, **changes: Any) -> None:
+        self.batches[key] = replace(self.batches[key], **changes)
 
 
 @pytest.fixture

@@ -119,7 +119,11 @@ def test_equality_is_exact_and_a_lone_percent_sign_is_a_unit_or_a_scale(answer: 
 
 
 @ONCE
-@given(value=st.decimals(allow_nan=False, allow_infinity=False, min_value=-(10**12), max_value=10**12, places=4), before=WORDS, after=WORDS)
+@given(
+    value=st.decimals(allow_nan=False, allow_infinity=False, min_value=-(10**12), max_value=10**12, places=4),
+    before=WORDS,
+    after=WORDS,
+)
 def test_any_decimal_is_found_in_prose(value: Decimal, before: str, after: str) -> None:
     """Plain and with thousands separators, whatever surrounds it."""
     for written in (f"{value:f}", f"{value:,f}"):

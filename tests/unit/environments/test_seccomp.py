@@ -18,7 +18,11 @@ NAMES = ["x86_64", "aarch64"]
 def run(program: list[Instruction], number: int, arguments: tuple[int, ...] = (), *, arch: int) -> int:
     """What the kernel would answer to a call."""
     padded = (*arguments, *[0] * (6 - len(arguments)))
-    words = {0: number, 4: arch} | {16 + 8 * i: a & 0xFFFFFFFF for i, a in enumerate(padded)} | {20 + 8 * i: a >> 32 for i, a in enumerate(padded)}
+    words = (
+        {0: number, 4: arch}
+        | {16 + 8 * i: a & 0xFFFFFFFF for i, a in enumerate(padded)}
+        | {20 + 8 * i: a >> 32 for i, a in enumerate(padded)}
+    )
     loaded, at = 0, 0
     while True:
         code, yes, no, operand = program[at]
@@ -49,7 +53,9 @@ def answer(name: str, call: str, *arguments: int) -> int:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("call", ["socket", "connect", "sendmsg", "io_uring_setup", "ptrace", "mount", "kexec_load", "execve", "bpf", "unshare"])
+@pytest.mark.parametrize(
+    "call", ["socket", "connect", "sendmsg", "io_uring_setup", "ptrace", "mount", "kexec_load", "execve", "bpf", "unshare"]
+)
 def test_doors_out_of_the_jail_are_shut(name: str, call: str) -> None:
     """Refused whatever their arguments."""
     assert answer(name, call, 2, 1, 0) == REFUSE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -163,7 +164,7 @@ def test_any_partition_in_any_order_gives_the_reference_gradient(
 ) -> None:
     """Each partition pads differently: a short completion beside a long one, a long prompt beside a short one."""
     edges = [0, *sorted(cuts), 8]
-    parts = [order[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    parts = [order[start:end] for start, end in pairwise(edges)]
     assert_same(case.gradient(parts), expected)
 
 

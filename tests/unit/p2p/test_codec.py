@@ -138,7 +138,7 @@ def test_a_frame_that_lies_about_its_size_costs_no_more_than_it_declares() -> No
     lying = bytearray(frame(bytes(1 << 20)))
     assert lying[4] & 0xC0 == 0x80  # a four-byte content size follows the descriptor
     lying[5:9] = struct.pack("<I", 1 << 15)
-    with pytest.raises(ApplyFailed, match="does not decompress|decompresses to"):
+    with pytest.raises(ApplyFailed, match=r"does not decompress|decompresses to"):
         list(planes.decode([record(1, 1 << 14, bytes(lying))], [PLAN]))
 
 
@@ -168,7 +168,14 @@ def test_raw_edges_of_another_length_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("total", "size", "number"),
-    [(0, 0, 0), (1, 1, 1), (300 << 10, 256 << 10, 2), (15_999_999, 256 << 10, 62), (16_000_000, 1 << 20, 16), (20 << 20, 1 << 20, 20)],
+    [
+        (0, 0, 0),
+        (1, 1, 1),
+        (300 << 10, 256 << 10, 2),
+        (15_999_999, 256 << 10, 62),
+        (16_000_000, 1 << 20, 16),
+        (20 << 20, 1 << 20, 20),
+    ],
 )
 def test_piece_size_follows_the_size_of_the_edge(total: int, size: int, number: int) -> None:
     data = bytes(total)
@@ -195,9 +202,7 @@ def test_small_files_are_cut_at_one_mebibyte() -> None:
 def test_the_whole_digest_is_over_names_shapes_files_and_every_bit() -> None:
     tensors = [tensor("b", "BF16", 2), tensor("a", "I8", 2, 2)]
     data = {"a": some_bytes(4, 1), "b": some_bytes(4, 2)}
-    header = (
-        '{"aliases":{"x":"a"},"files":{"config.json":"ff"},"format":"echo2-snapshot-1","tensors":[["a","I8",[2,2]],["b","BF16",[2]]]}\n'
-    )
+    header = '{"aliases":{"x":"a"},"files":{"config.json":"ff"},"format":"echo2-snapshot-1","tensors":[["a","I8",[2,2]],["b","BF16",[2]]]}\n'
     wanted = blake3(header.encode() + data["a"].tobytes() + data["b"].tobytes()).hexdigest()
     assert whole_digest(tensors, {"x": "a"}, {"config.json": "ff"}, data.__getitem__) == wanted
 

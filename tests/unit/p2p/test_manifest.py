@@ -114,7 +114,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_text_is_refused_in_words(name: str) -> None:
-    with pytest.raises(ManifestError, match="the manifest is refused: .{10}"):
+    with pytest.raises(ManifestError, match=r"the manifest is refused: .{10}"):
         Manifest.from_json(HOSTILE[name])
 
 

@@ -84,7 +84,11 @@ MODEL = {"weight": (64, 32), "norm": (32,)}
 
 
 def model(made: ModuleType, directory: Path, seed: int = 0, **options: object) -> Path:
-    tensors = {"layer.weight": made.weights((64, 32), seed), "layer.norm": made.bits("F32", (32,), seed), "empty": made.bits("BF16", (0, 4))}
+    tensors = {
+        "layer.weight": made.weights((64, 32), seed),
+        "layer.norm": made.bits("F32", (32,), seed),
+        "empty": made.bits("BF16", (0, 4)),
+    }
     written: Path = made.write_model(directory, tensors, **options)
     return written
 
@@ -157,7 +161,9 @@ def test_a_tied_head_becomes_an_alias_and_stays_one(made: ModuleType, tmp_path: 
     embedding = made.weights((16, 8))
     tied = {"config.json": b'{"tie_word_embeddings": true}'}
     tensors = {"lm_head.weight": embedding, "model.embed_tokens.weight": embedding, "model.norm.weight": made.weights((8,))}
-    manifest = publish(made.write_model(tmp_path / "m", tensors, files=tied), tmp_path / "store", job_id="j", version=0, canary_ids=())
+    manifest = publish(
+        made.write_model(tmp_path / "m", tensors, files=tied), tmp_path / "store", job_id="j", version=0, canary_ids=()
+    )
     assert manifest.aliases == {"lm_head.weight": "model.embed_tokens.weight"}
     assert [one.name for one in manifest.tensors] == ["model.embed_tokens.weight", "model.norm.weight"]
     assemble(manifest, manifest.edges[1], PieceStore(tmp_path / "store"), tmp_path / "out")
@@ -169,7 +175,9 @@ def test_a_head_that_differs_or_is_not_called_tied_is_stored(made: ModuleType, t
     embedding = made.weights((16, 8))
     alike = {"lm_head.weight": embedding, "model.embed_tokens.weight": embedding}
     differs = {**alike, "lm_head.weight": made.weights((16, 8), 1)}
-    for number, (tensors, config) in enumerate([(alike, b"{}"), (alike, b"not JSON"), (alike, b"[]"), (differs, b'{"tie_word_embeddings":true}')]):
+    for number, (tensors, config) in enumerate(
+        [(alike, b"{}"), (alike, b"not JSON"), (alike, b"[]"), (differs, b'{"tie_word_embeddings":true}')]
+    ):
         snapshot = open_snapshot(made.write_model(tmp_path / str(number), tensors, files={"config.json": config}))
         assert snapshot.aliases == {}
         assert len(snapshot.tensors) == 2
@@ -195,7 +203,9 @@ def bad_directories(made: ModuleType, path: Path) -> Iterator[tuple[Path, str]]:
     (path / "long").mkdir()
     (path / "long" / "model.safetensors").write_bytes(data + b"x")
     yield path / "long", "holds 17 bytes"
-    for number, text in enumerate(["{", "[]", '{"weight_map": []}', '{"weight_map": {"a": "../x.safetensors"}}', '{"weight_map": {"a": 3}}']):
+    for number, text in enumerate(
+        ["{", "[]", '{"weight_map": []}', '{"weight_map": {"a": "../x.safetensors"}}', '{"weight_map": {"a": 3}}']
+    ):
         directory = path / f"index{number}"
         directory.mkdir()
         (directory / "model.safetensors.index.json").write_text(text)
@@ -218,7 +228,13 @@ def test_a_small_file_that_is_not_small_is_refused(made: ModuleType, tmp_path: P
 
 
 def test_only_allow_listed_files_are_published(made: ModuleType, tmp_path: Path) -> None:
-    files = {"config.json": b"{}", "modeling_x.py": b"import os", "pytorch_model.bin": b"x", "chat_template.jinja": b"{{ x }}", "merges.txt": b""}
+    files = {
+        "config.json": b"{}",
+        "modeling_x.py": b"import os",
+        "pytorch_model.bin": b"x",
+        "chat_template.jinja": b"{{ x }}",
+        "merges.txt": b"",
+    }
     manifest = publish(model(made, tmp_path / "m", files=files), tmp_path / "store", job_id="j", version=0, canary_ids=())
     assert [entry.name for entry in manifest.files] == ["chat_template.jinja", "config.json", "merges.txt"]
     assemble(manifest, manifest.edges[0], PieceStore(tmp_path / "store"), tmp_path / "out")
@@ -335,7 +351,9 @@ def test_a_delta_encoding_needs_no_change_elsewhere(made: ModuleType, tmp_path: 
     with pytest.raises(ApplyFailed, match="has other tensors"):
         assemble(read, edge, store, tmp_path / "out", held={old.digest: tmp_path / "alien"}, encodings=encodings)
     with pytest.raises(ApplyFailed, match="has digest"):
-        assemble(read, edge, store, tmp_path / "out", held={old.digest: model(made, tmp_path / "wrong", seed=9)}, encodings=encodings)
+        assemble(
+            read, edge, store, tmp_path / "out", held={old.digest: model(made, tmp_path / "wrong", seed=9)}, encodings=encodings
+        )
 
 
 def test_the_command_prints_the_manifest_or_one_line(made: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -345,7 +363,9 @@ def test_the_command_prints_the_manifest_or_one_line(made: ModuleType, tmp_path:
     assert Manifest.from_json(capsys.readouterr().out.strip()).canary_ids == (5, 6)
     assert publish_module.main([str(tmp_path / "absent"), *options[1:]]) == 1
     told = capsys.readouterr()
-    assert told.out == "" and told.err.count("\n") == 1 and "cannot publish" in told.err
+    assert told.out == ""
+    assert told.err.count("\n") == 1
+    assert "cannot publish" in told.err
 
 
 def test_a_certificate_is_made_once_and_again_for_other_names(tmp_path: Path) -> None:

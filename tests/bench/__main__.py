@@ -1,0 +1,36 @@
+"""`python -m tests.bench NAME [--option value ...]`: each benchmark is a module with a `main` whose parameters are its options."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import os
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def main() -> None:
+    """Run one benchmark."""
+    here = Path(__file__).parent
+    names = sorted(path.stem for path in here.glob("*.py") if "_server" not in path.stem and not path.stem.startswith("__"))
+    parser = argparse.ArgumentParser(prog="python -m tests.bench")
+    commands = parser.add_subparsers(dest="name", required=True)
+    runs = {}
+    for name in names:
+        module = importlib.import_module(f"tests.bench.{name}")
+        command = commands.add_parser(name, help=(module.__doc__ or "").splitlines()[0])
+        for option in inspect.signature(module.main).parameters.values():
+            flag = f"--{option.name.replace('_', '-')}"
+            if isinstance(option.default, bool):
+                command.add_argument(flag, action="store_true")
+            else:
+                command.add_argument(flag, type=type(option.default), default=option.default)
+        runs[name] = module.main
+    options = vars(parser.parse_args())
+    runs[options.pop("name")](**options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,286 @@
+"""A whole worker against the small coordinator: real client, swarm, engine thread and session on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinator.wire import messages as wire
+from coordinator.wire.signing import public_hex, worker_id
+from p2p.adapters.snapshot_dir import digest_of
+from p2p.domain.tickets import Ticket, sign_ticket
+from worker_node.adapters import identity
+from worker_node.adapters.status_file import read_status
+from worker_node.app import build
+from worker_node.config import EngineSettings, PeerSettings, WorkerSettings
+from worker_node.domain.instructions import Stop
+from worker_node.domain.session import EXIT_ENGINE, EXIT_FENCED, EXIT_OK
+from worker_node.runtime import Runtime
+
+Until = Callable[..., Any]
+
+
+def settings_for(coordinator: Any, state_dir: Path, **changes: Any) -> WorkerSettings:
+    values: dict[str, Any] = {
+        "url": coordinator.url,
+        "coordinator_key": coordinator.public,
+        "invite_code": f"echo2-invite-1.{coordinator.public}.secretsecretsecret",
+        "name": "tester",
+        "price_uusd_per_hour": 350_000,
+        "state_dir": state_dir,
+        "engine": EngineSettings("scripted", slots=8),
+        "drain_s": 10.0,
+    }
+    return WorkerSettings(**{**values, **changes})
+
+
+@asynccontextmanager
+async def running(settings: WorkerSettings) -> AsyncIterator[tuple[Runtime, asyncio.Task[Stop]]]:
+    runtime = await build(settings)
+    task = asyncio.create_task(runtime.run())
+    try:
+        yield runtime, task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_worker_fetches_confirms_generates_submits_and_drains(
+    coordinator: Any, make_model: Callable[[int], Path], tmp_path: Path, until: Until
+) -> None:
+    """From nothing to accepted completions over two versions, then a clean leave."""
+    await coordinator.start()
+    first = coordinator.publish(make_model(0), 0)
+    coordinator.work = [coordinator.lease_of("L1", (0, 1, 2, 3))]
+    async with running(settings_for(coordinator, tmp_path / "worker")) as (runtime, task):
+        await until(lambda: len(coordinator.accepted) == 4, "four completions of L1")
+        assert coordinator.joins[0].price_uusd_per_hour == 350_000
+        assert coordinator.confirms[0].fetched_bytes > 0
+        for (lease_id, _), (done, arrays, digests) in coordinator.accepted.items():
+            assert lease_id == "L1"
+            assert digests == {"0": first.digest}
+            assert (arrays["token_ids"] < 40).all()
+            assert (arrays["logprobs"] <= 0).all()
+            assert set(arrays["versions"].tolist()) == {0}
+            assert (arrays["token_ids"][-1] == 3) == (done.stop_reason == "stop")
+        second = coordinator.publish(make_model(1), 1)
+        await until(lambda: any(held.version == 1 for beat in coordinator.beats for held in beat.held), "version 1 advertised")
+        coordinator.work = [coordinator.lease_of("L2", (0, 1), fence=8)]
+        coordinator.more_work.set()
+        await until(lambda: ("L2", 1) in coordinator.accepted, "completions of L2")
+        assert coordinator.accepted["L2", 1][2] == {"1": second.digest}
+        await until(lambda: {h.version for h in coordinator.beats[-1].held} == {1}, "version 0 dropped")
+        runtime.request_drain("SIGTERM")
+        assert await asyncio.wait_for(task, 10.0) == Stop("SIGTERM", EXIT_OK)
+    assert coordinator.left == ["SIGTERM"]
+    status = read_status(tmp_path / "worker")
+    assert status is not None
+    assert (status.ended, status.accepted_here, status.working) == ("SIGTERM", 6, False)
+    assert status.tokens_per_s > 0
+
+
+async def test_what_was_fetched_survives_a_restart(
+    coordinator: Any, make_model: Callable[[int], Path], tmp_path: Path, until: Until
+) -> None:
+    """The second session asks for no piece and comes back with the same key; every bit on disk is the published one."""
+    await coordinator.start()
+    manifest = coordinator.publish(make_model(0), 0)
+    settings = settings_for(coordinator, tmp_path / "worker")
+    async with running(settings):
+        await until(lambda: coordinator.confirms, "the first confirmation")
+    pieces = coordinator.requests["piece"]
+    coordinator.confirms.clear()
+    async with running(settings):
+        await until(lambda: coordinator.confirms, "the second confirmation")
+    assert coordinator.requests["piece"] == pieces > 0
+    assert len({join.public_key for join in coordinator.joins}) == 1
+    (directory,) = [path for path in (tmp_path / "worker" / "weights" / "versions").iterdir() if path.is_dir()]
+    assert digest_of(directory) == manifest.digest
+
+
+async def test_a_fetch_that_broke_off_resumes_with_what_is_there(
+    coordinator: Any, make_model: Callable[[int], Path], tmp_path: Path, until: Until, refused: Any
+) -> None:
+    """Pieces that arrived before the end of a session are not asked for again."""
+    await coordinator.start()
+    manifest = coordinator.publish(make_model(0), 0)
+    asked: list[str] = []
+
+    def before(route: str, request: Any) -> None:
+        if route == "piece":
+            asked.append(request.match_info["digest"])
+            if len(asked) > 1:
+                raise refused(503, "busy")
+
+    coordinator.before = before
+    settings = settings_for(coordinator, tmp_path / "worker")
+    async with running(settings):
+        await until(lambda: len(asked) > 3, "a fetch that stalls")
+    had = asked[0]
+    asked.clear()
+    coordinator.before = lambda route, request: asked.append(request.match_info["digest"]) if route == "piece" else None
+    async with running(settings):
+        await until(lambda: coordinator.confirms, "the confirmation")
+    assert had not in asked
+    assert len(set(asked)) == len(asked) >= 1
+    assert coordinator.confirms[0].digest == manifest.digest
+
+
+async def test_a_wrong_canary_is_reloaded_and_then_right(
+    coordinator: Any, make_model: Callable[[int], Path], tmp_path: Path, until: Until
+) -> None:
+    """Law 3: no completion leaves before the weights were confirmed; a bad swap heals itself."""
+    await coordinator.start()
+    coordinator.publish(make_model(0), 0)
+    coordinator.work = [coordinator.lease_of("L1", (0, 1))]
+    engine = EngineSettings("scripted", slots=8, faults={"canary": 1})
+    async with running(settings_for(coordinator, tmp_path / "worker", engine=engine)):
+        await until(lambda: len(coordinator.accepted) == 2, "completions after the second confirmation")
+    assert coordinator.requests["confirm"] == 2
+    status = read_status(tmp_path / "worker")
+    assert status is not None
+    assert [note["code"] for note in status.notes] == ["not_confirmed"]
+
+
+async def test_a_lost_answer_to_a_submission_loses_nothing(
+    coordinator: Any, make_model: Callable[[int], Path], tmp_path: Path, until: Until, refused: Any
+) -> None:
+    """Three answers are lost; the completions arrive all the same, and one beat still follows the other."""
+    await coordinator.start()
+    coordinator.publish(make_model(0), 0)
+    coordinator.work = [coordinator.lease_of("L1", (0, 1, 2))]
+    lost = [3]
+
+    def before(route: str, _request: Any) -> None:
+        if route == "submit" and lost[0]:
+            lost[0] -= 1
+            raise refused(503, "busy")
+
+    coordinator.before = before
+    async with running(settings_for(coordinator, tmp_path / "worker")):
+        await until(lambda: len(coordinator.accepted) == 3, "three completions in spite of three refusals")
+    assert lost == [0]
+
+
+async def test_a_newer_session_with_the_same_key_stops_the_older(
+    coordinator: Any, make_model: Callable[[int], Path], tmp_path: Path, refused: Any
+) -> None:
+    """The message says what happened, and the exit code keeps a supervisor from restarting it."""
+    await coordinator.start()
+    coordinator.publish(make_model(0), 0)
+
+    def before(route: str, _request: Any) -> None:
+        if route == "heartbeat":
+            raise refused(409, "old_session")
+
+    coordinator.before = before
+    async with running(settings_for(coordinator, tmp_path / "worker")) as (_, task):
+        stop = await asyncio.wait_for(task, 10.0)
+    assert stop.exit_code == EXIT_FENCED
+    assert "a newer session with this key is active" in stop.reason
+
+
+async def test_a_broken_engine_ends_the_worker_with_its_own_code(
+    coordinator: Any, make_model: Callable[[int], Path], tmp_path: Path
+) -> None:
+    """The coordinator is told, so that the leases are issued to others at once."""
+    await coordinator.start()
+    coordinator.publish(make_model(0), 0)
+    coordinator.work = [coordinator.lease_of("L1", (0, 1))]
+    engine = EngineSettings("scripted", slots=8, faults={"step": 2})
+    async with running(settings_for(coordinator, tmp_path / "worker", engine=engine)) as (_, task):
+        stop = await asyncio.wait_for(task, 10.0)
+    assert stop.exit_code == EXIT_ENGINE
+    assert coordinator.left == [stop.reason]
+    assert "scripted fault" in stop.reason
+
+
+async def test_pieces_come_from_a_peer_where_one_holds_them(
+    coordinator: Any, make_model: Callable[[int], Path], tmp_path: Path, until: Until, unused_port: int
+) -> None:
+    """The second worker fetches from the first, by ticket, beside the coordinator; what it holds is bit for bit the same."""
+    await coordinator.start()
+    manifest = coordinator.publish(make_model(0), 0)
+    peer = PeerSettings("127.0.0.1", unused_port, "127.0.0.1")
+    async with running(settings_for(coordinator, tmp_path / "one", peer=peer)):
+        await until(lambda: coordinator.confirms, "the first worker's confirmation")
+        address = coordinator.joins[0].peer
+        assert address is not None
+        assert address.port == unused_port
+        key, _ = identity.load_or_create(tmp_path / "two")
+        ticket = Ticket(
+            id="t1",
+            fetcher=worker_id(public_hex(key)),
+            fetcher_key=public_hex(key),
+            server=worker_id(coordinator.joins[0].public_key),
+            job_id="job",
+            expires_at=int(coordinator.clock()) + 600,
+        )
+        source = wire.Source(worker_id=ticket.server, address=address, ticket=sign_ticket(coordinator.key, ticket))
+        coordinator.sources = (source,)
+        coordinator.confirms.clear()
+        coordinator.check = lambda request, body: None  # two workers share this small coordinator from here on
+        coordinator.before = lambda route, request: None
+        async with running(settings_for(coordinator, tmp_path / "two")):
+            await until(lambda: coordinator.confirms, "the second worker's confirmation")
+    assert coordinator.confirms[0].digest == manifest.digest
+    assert coordinator.confirms[0].fetched_from_peers_bytes > 0
+
+
+async def test_the_torch_engine_serves_published_bits(coordinator: Any, tmp_path: Path, until: Until) -> None:
+    """Published in bf16, fetched as pieces, assembled, loaded: the canary is that of the published bits to 1e-4, and the
+    completions' log-probs are the model's own."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Qwen3Config(
+        vocab_size=40,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+        initializer_range=0.3,
+    )
+    torch.manual_seed(5)
+    transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    await coordinator.start()
+    ids = tuple(range(1, 25))
+    coordinator.publish(tmp_path / "model", 0, canary_ids=ids)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32).eval()
+
+    def logprobs(tokens: list[int]) -> Any:
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
+        return logits.gather(-1, torch.tensor(tokens[1:])[:, None])[:, 0].numpy()
+
+    coordinator.expected_canary = lambda manifest: tuple(logprobs(list(ids)).tolist())
+    coordinator.work = [coordinator.lease_of("L1", (0, 1, 2))]
+    engine = EngineSettings("torch", slots=4, device="cpu")
+    async with running(settings_for(coordinator, tmp_path / "worker", engine=engine)):
+        await until(lambda: len(coordinator.accepted) == 3, "three completions", 60.0)
+    assert coordinator.joins[0].engine.kind == "torch"
+    for _, arrays, _ in coordinator.accepted.values():
+        expected = logprobs([4, 5, *arrays["token_ids"].tolist()])[1:]
+        assert np.abs(expected - arrays["logprobs"]).max() < 1e-4
+
+
+async def test_the_status_file_says_why_a_worker_does_not_work(coordinator: Any, tmp_path: Path, until: Until) -> None:
+    """No version published: the reason is there in words, and the file is whole JSON at every look."""
+    await coordinator.start()
+    async with running(settings_for(coordinator, tmp_path / "worker")):
+        await until((tmp_path / "worker" / "status.json").exists, "a status file")
+        await until(lambda: len(coordinator.beats) >= 2, "beats")
+        seen = json.loads((tmp_path / "worker" / "status.json").read_text())
+    assert seen["working"] is False
+    assert seen["because"]
+    assert "secretsecretsecret" not in json.dumps(seen)
