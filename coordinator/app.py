@@ -24,7 +24,7 @@ from coordinator.adapters.identity import identity_key
 from coordinator.adapters.learner_process import LearnerProcesses
 from coordinator.adapters.planes import JailedPlanes
 from coordinator.adapters.publisher import ProcessPublisher
-from coordinator.api.rest import add_rest_routes
+from coordinator.api.rest import RUNNER_OPTIONS, add_rest_routes
 from coordinator.api.worker import add_worker_routes
 from coordinator.config import Settings
 from coordinator.errors import CannotServe
@@ -158,7 +158,7 @@ async def _serve(
     app = web.Application(client_max_size=0)
     add_rest_routes(app, deps)
     add_worker_routes(app, deps, certificate_sha256=certificate)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=5.0)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=5.0, **RUNNER_OPTIONS)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
     site = web.TCPSite(runner, settings.host, settings.port, ssl_context=tls)

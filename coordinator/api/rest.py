@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from importlib.metadata import version
 from types import MappingProxyType
@@ -18,6 +19,7 @@ from coordinator.api.rest_events import STREAMS, Streams
 from coordinator.api.rest_probes import OPENAPI
 from coordinator.api.rest_table import RestLimits, Route
 from coordinator.service.deps import Deps
+from coordinator.service.files import remove_leftovers
 
 # For web.AppRunner: no body is decompressed before a limit was checked, and idle connections do not stay for an hour.
 RUNNER_OPTIONS: Mapping[str, Any] = MappingProxyType({"auto_decompress": False, "keepalive_timeout": 75.0})
@@ -32,6 +34,7 @@ def add_rest_routes(app: web.Application, deps: Deps, *, limits: RestLimits | No
     streams = Streams()
     app[STREAMS] = streams
     app.on_shutdown.append(streams.end)
+    app.on_startup.append(lambda _: _clean(deps))
     app[OPENAPI] = document(ROUTES, version=version("echo2"))
     uploads = Uploads()
 
@@ -40,6 +43,10 @@ def add_rest_routes(app: web.Application, deps: Deps, *, limits: RestLimits | No
 
     for route in ROUTES:
         app.router.add_route(route.method, route.path, server(route, deps, limits, uploads), expect_handler=expect)
+
+
+async def _clean(deps: Deps) -> None:
+    await asyncio.to_thread(remove_leftovers, deps.settings.data_dir)
 
 
 async def _expectation(request: web.Request, deps: Deps) -> web.StreamResponse | None:

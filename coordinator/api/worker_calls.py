@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -13,6 +13,7 @@ from aiohttp.web_protocol import RequestPayloadError
 from coordinator.api.worker_http import answer, check_head, read_body, refusal, reserved
 from coordinator.domain.model import Worker
 from coordinator.service.deps import Deps
+from coordinator.service.submitting import SubmitDesk
 from coordinator.service.worker_auth import (
     Proof,
     check_nonce,
@@ -21,6 +22,8 @@ from coordinator.service.worker_auth import (
     check_time,
     unknown_worker,
 )
+from coordinator.service.worker_batching import Batcher
+from coordinator.service.worker_beats import BeatDesk
 from coordinator.service.worker_bulletin import Bulletin
 from coordinator.service.worker_desk import LeaseDesk
 from coordinator.service.worker_limits import ByteBudget, NonceMemory, ProtocolLimits, TokenBuckets
@@ -48,8 +51,17 @@ class Desk:
         self.failures = TokenBuckets(rate_s=limits.failures_rate_s, burst=limits.failures_burst, most=most)
         self.bulletin = Bulletin(deps)
         self.leases = LeaseDesk(deps)
+        self.submissions = SubmitDesk(deps)
+        self.beats = BeatDesk(deps, self.bulletin)
+        self.workers: Batcher[str, Worker | None] = Batcher(self._load, most=256)
         self.pieces = PieceRights()
         self.large_frames = asyncio.Semaphore(2)  # each may hold a whole frame, decompressed
+
+    async def _load(self, ids: Sequence[str]) -> list[Worker | None]:
+        """Worker rows by id, many in one read."""
+        found = await self.deps.store.read(lambda reader: reader.select(Worker, id=sorted(set(ids))))
+        by_id = {worker.id: worker for worker in found}
+        return [by_id.get(one) for one in ids]
 
     async def close(self, _app: web.Application) -> None:
         """Answer those who wait."""
@@ -134,7 +146,7 @@ async def _authenticate(desk: Desk, request: web.Request, proof: Proof, *, is_jo
             public_key, worker = joining.public_key, None
         else:
             joining = None
-            worker = await deps.store.read(lambda reader: reader.get(Worker, fields.worker))
+            worker = await desk.workers.ask(fields.worker)
             if worker is None:
                 raise unknown_worker(fields)
             public_key = worker.public_key

@@ -9,7 +9,7 @@ from typing import TypeVar
 from aiohttp import web
 
 from coordinator.api.worker_calls import Call
-from coordinator.service import confirming, enrolment, submitting, worker_beats, worker_weights
+from coordinator.service import confirming, enrolment, worker_submissions, worker_weights
 from coordinator.service.leasing import Ask
 from coordinator.service.worker_auth import check_body_epoch
 from coordinator.service.worker_messages import parse
@@ -47,7 +47,7 @@ async def join(call: Call) -> Welcome:
 
 async def heartbeat(call: Call) -> HeartbeatReply:
     """A sign of life; orders in the reply."""
-    return await worker_beats.heartbeat(call.desk.deps, call.desk.bulletin, call.caller, _in_session(Heartbeat, call))
+    return await call.desk.beats.heartbeat(call.caller, _in_session(Heartbeat, call))
 
 
 async def lease(call: Call) -> LeaseReply:
@@ -60,18 +60,22 @@ async def lease(call: Call) -> LeaseReply:
 
 async def submit(call: Call) -> SubmitReply:
     """Settle completions."""
-    if submitting.is_large(call.body):
+    if worker_submissions.is_large(call.body):
         async with call.desk.large_frames:
-            submission = await asyncio.to_thread(submitting.decode, call.body)
+            submission = await asyncio.to_thread(worker_submissions.decode, call.body)
     else:
-        submission = submitting.decode(call.body)
+        submission = worker_submissions.decode(call.body)
     check_body_epoch(submission.head.session_epoch, call.fields.epoch)
-    return await submitting.submit(call.desk.deps, call.caller, submission)
+    return await call.desk.submissions.submit(call.caller, submission)
 
 
 async def confirm(call: Call) -> ConfirmReply:
     """Judge a canary."""
-    return await confirming.confirm(call.desk.deps, call.caller, _in_session(Confirm, call))
+    message = _in_session(Confirm, call)
+    reply = await confirming.confirm(call.desk.deps, call.caller, message)
+    if reply.accepted:
+        call.desk.leases.hasten(message.job_id, call.caller.id)
+    return reply
 
 
 async def account(call: Call) -> Account:

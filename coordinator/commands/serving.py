@@ -26,7 +26,15 @@ ROOT_PACKAGES = ("coordinator", "worker_node", "p2p", "pricing")
 
 def serve(settings: Settings) -> None:
     """Serve until SIGINT or SIGTERM."""
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,  # without the frames' locals: they may hold secrets
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
     asyncio.run(_serve(settings))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -78,6 +79,13 @@ def _make_model(directory: Path, seed: int, say: Any) -> Path:
     return directory
 
 
+def free_port() -> int:
+    """A loopback port that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
 class _Demo:
     """The processes and what is read from them."""
 
@@ -121,7 +129,7 @@ class _Demo:
     def _join(self, place: int, connection: Connection, code: str) -> None:
         name = f"worker-{place + 1}"
         command = [program("echo2-worker"), "join", connection.url, "--name", name, "--price", f"{PRICES[place % len(PRICES)]:.2f}"]
-        command += ["--state-dir", str(self._work / name), "--engine", "torch", "--peer-host", "127.0.0.1", "--peer-port", "0"]
+        command += ["--state-dir", str(self._work / name), "--engine", "torch", "--peer-host", "127.0.0.1", "--peer-port", str(free_port())]
         child = Child(name, command, self._work / f"{name}.log", {"ECHO2_INVITE": code})
         self._children.append(child)
         self._workers.append(child)

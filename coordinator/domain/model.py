@@ -125,6 +125,7 @@ class Group:
     step: int | None = None  # the batch it was sealed into
     fence: int = 0  # grows with every lease on the group
     settled_at: float | None = None
+    prompt_text: str = ""  # what people read
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,10 +156,22 @@ def discard(path: Path) -> None:
 
 
 async def place(deps: Deps, received: Received, query: FilesQuery) -> None:
-    """Put the received file into its directory, whole and durable; the same digest twice is one directory."""
+    """Put the received file into its directory, whole and durable. One that lies there without a row (a crash) is replaced."""
     final = uploads_dir(deps.settings.data_dir) / received.digest
-    if not await asyncio.to_thread(final.is_dir):
+    known = await deps.store.read(lambda reader: reader.get(Upload, received.digest))
+    if known is None or not await asyncio.to_thread(final.is_dir):
         await asyncio.to_thread(_place, received.path, final, query, deps.settings.upload_limit_bytes)
+
+
+def remove_leftovers(data_dir: Path) -> int:
+    """Remove what uploads left that a crash cut off; the number removed. Call it while no upload runs."""
+    files = list((data_dir / "tmp").glob("upload-*"))
+    directories = list(uploads_dir(data_dir).glob(".*.tmp"))
+    for path in files:
+        path.unlink(missing_ok=True)
+    for path in directories:
+        shutil.rmtree(path, ignore_errors=True)
+    return len(files) + len(directories)
 
 
 def _place(source: Path, final: Path, query: FilesQuery, limit: int) -> None:

@@ -294,7 +294,17 @@ def _new_group(plan: _Plan, prompt: Prompt) -> tuple[Group, list[Rollout]]:
     """Issue the next group: its row and one open rollout a slot."""
     job, number = plan.job, plan.next_number
     size = job.config.algorithm.group_size
-    group = Group(f"{job.id}/g{number}", job.id, number, prompt.index, prompt.token_ids, size, GroupState.ISSUED, plan.now)
+    group = Group(
+        id=f"{job.id}/g{number}",
+        job_id=job.id,
+        number=number,
+        prompt_index=prompt.index,
+        prompt_ids=prompt.token_ids,
+        size=size,
+        state=GroupState.ISSUED,
+        issued_at=plan.now,
+        prompt_text=prompt.text,
+    )
     rollouts = [Rollout(group.id, slot, job.id, number, RolloutState.OPEN) for slot in range(size)]
     plan.groups[group.id] = group
     plan.places[group.id] = plan.unsettled

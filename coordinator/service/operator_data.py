@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -55,8 +55,7 @@ async def rollouts(deps: Deps, caller: Caller, job_id: str, query: RolloutsQuery
         return rows, {group.number: group for group in found}
 
     rows, groups = await deps.store.read(load)
-    prompts = await _prompt_texts(deps, job_id, groups.values())
-    shown = [_rollout(row, groups[row.group_number], prompts) for row in rows if row.group_number in groups]
+    shown = [_rollout(row, groups[row.group_number]) for row in rows if row.group_number in groups]
     return RolloutList(rollouts=tuple(shown))
 
 
@@ -74,27 +73,14 @@ async def _newest(reader: Reader, job: Job, limit: int) -> list[Rollout]:
     return await reader.select(Rollout, job_id=job.id, accepted_at__gt=0.0, order_by="-accepted_at", limit=limit)
 
 
-async def _prompt_texts(deps: Deps, job_id: str, groups: Collection[Group]) -> dict[int, str]:
-    """Prompt index -> text, from the job's data plane; empty when it does not run or does not answer in time."""
-    live = deps.live.get(job_id)
-    if live is None or not groups:
-        return {}
-    indices = sorted({group.prompt_index for group in groups})
-    try:
-        async with asyncio.timeout(PROMPT_DEADLINE_S):
-            return {prompt.index: prompt.text for prompt in await live.plane.prompts("train", indices)}
-    except TimeoutError:
-        return {}
-
-
-def _rollout(row: Rollout, group: Group, prompts: Mapping[int, str]) -> RolloutView:
+def _rollout(row: Rollout, group: Group) -> RolloutView:
     return RolloutView(
         group_number=row.group_number,
         slot=row.slot,
         step=group.step,
         state=row.state.value,
         outcome=f"{group.state.value}: {group.reason}" if group.reason else group.state.value,
-        prompt=prompts.get(group.prompt_index),
+        prompt=group.prompt_text,
         prompt_ids=group.prompt_ids,
         completion=row.text,
         length=row.length,

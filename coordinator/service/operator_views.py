@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from enum import StrEnum
 from typing import Any
 
@@ -51,6 +52,8 @@ from coordinator.wire.rest import (
 
 STEPS_COUNTED = 2000
 MOST_VALUES = 500
+MOST_REJECTED = 5000
+IDS_AT_ONCE = 500
 ACCEPTED = [
     RolloutState.ACCEPTED,
     RolloutState.SCORED,
@@ -148,6 +151,7 @@ async def _work(reader: Reader, job: Job) -> WorkView:
         groups=await _counts(reader, Group, job.id, GroupState),
         rollouts=await _counts(reader, Rollout, job.id, RolloutState),
         refused=await refused_by_code(reader, job_id=job.id),
+        rejected=await _rejected(reader, job.id),
         accepted_tokens=await reader.total(Rollout, "length", job_id=job.id, state=ACCEPTED),
         workers_serving=await reader.count(Worker, id=serving, state=WorkerState.ACTIVE) if serving else 0,
         live_leases=await reader.count(Lease, job_id=job.id, state=LeaseState.LIVE),
@@ -157,6 +161,20 @@ async def _work(reader: Reader, job: Job) -> WorkView:
 async def _counts(reader: Reader, kind: type[Any], job_id: str, states: type[StrEnum]) -> dict[str, int]:
     counts = {state.value: await reader.count(kind, job_id=job_id, state=state) for state in states}
     return {state: count for state, count in counts.items() if count}
+
+
+async def _rejected(reader: Reader, job_id: str) -> dict[str, int]:
+    """Accepted rollouts of rejected groups by the code that a group's reason begins with (the newest MOST_REJECTED groups)."""
+    groups = await reader.select(Group, job_id=job_id, state=GroupState.REJECTED, order_by="-number", limit=MOST_REJECTED)
+    by_code: dict[str, list[str]] = defaultdict(list)
+    for group in groups:
+        by_code[group.reason.partition(":")[0]].append(group.id)
+    return {code: await _accepted_in(reader, ids) for code, ids in by_code.items()}
+
+
+async def _accepted_in(reader: Reader, group_ids: list[str]) -> int:
+    chunks = (group_ids[start : start + IDS_AT_ONCE] for start in range(0, len(group_ids), IDS_AT_ONCE))
+    return sum([await reader.count(Rollout, group_id=chunk, state=ACCEPTED) for chunk in chunks])
 
 
 async def refused_by_code(reader: Reader, **filters: object) -> dict[str, int]:
@@ -169,7 +187,7 @@ async def job_cost_uusd(reader: Reader, job: Job) -> int:
     """Asked price of all sessions for the time that the job lived: one job uses the pool at a time, as budgets count it."""
     until = ended_at(job)
     filters: dict[str, object] = {} if until is None else {"started_at__le": until}
-    sessions = await reader.select(WorkerSession, last_seen_at__ge=job.created_at, **filters)
+    sessions = await reader.select(WorkerSession, order_by="started_at", limit=None, last_seen_at__ge=job.created_at, **filters)
     return cost_uusd(sessions, since=job.created_at, until=until)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -10,6 +11,7 @@ from coordinator.domain.states import WORKER, move
 from coordinator.domain.workers import standing
 from coordinator.service.deps import Deps
 from coordinator.service.ports import Reader, Tx
+from coordinator.service.worker_batching import Batcher
 from coordinator.service.worker_bulletin import Bulletin, News
 from coordinator.service.worker_leases import end_leases
 from coordinator.service.worker_places import may_serve
@@ -29,34 +31,61 @@ class Seen:
     holdings: tuple[Holding, ...]
 
 
-async def heartbeat(deps: Deps, bulletin: Bulletin, worker: Worker, beat: Heartbeat) -> HeartbeatReply:
-    """Note the sign of life, move the worker's state where its rows say so, and answer with orders."""
-    now = deps.clock.now()
-    held = frozenset((held.job_id, held.version, held.digest) for held in beat.held)
-    known = deps.presence.get(worker.id)
-    deps.presence.hear(Heard(worker.id, worker.session_epoch, now, _rate(beat, known), beat.activity, held))
-    news = await bulletin.news()
-    seen = await deps.store.read(lambda reader: _look(reader, worker, beat))
-    holds = _holds_usable(news, worker, seen.holdings, held)
-    event = _event(worker, beat, holds=holds)
-    lost = _lost(seen.live, beat, now=now, grace_s=UNKNOWN_AFTER_BEATS * deps.settings.heartbeat_s)
-    if event or lost:
-        worker = await _save(deps, worker, event, lost)
-    return _reply(deps, news, worker, seen, holds=holds)
+class BeatDesk:
+    """Answers heartbeats; the rows behind many of them are read at once."""
+
+    def __init__(self, deps: Deps, bulletin: Bulletin) -> None:
+        self._deps = deps
+        self._bulletin = bulletin
+        self._looks: Batcher[tuple[Worker, Heartbeat], Seen] = Batcher(self._look, most=256)
+
+    async def heartbeat(self, worker: Worker, beat: Heartbeat) -> HeartbeatReply:
+        """Note the sign of life, move the worker's state where its rows say so, and answer with orders."""
+        deps = self._deps
+        now = deps.clock.now()
+        held = frozenset((held.job_id, held.version, held.digest) for held in beat.held)
+        known = deps.presence.get(worker.id)
+        deps.presence.hear(Heard(worker.id, worker.session_epoch, now, _rate(beat, known), beat.activity, held))
+        news = await self._bulletin.news()
+        seen = await self._looks.ask((worker, beat))
+        holds = _holds_usable(news, worker, seen.holdings, held)
+        event = _event(worker, beat, holds=holds)
+        lost = _lost(seen.live, beat, now=now, grace_s=UNKNOWN_AFTER_BEATS * deps.settings.heartbeat_s)
+        if event or lost:
+            worker = await _save(deps, worker, event, lost)
+        return _reply(deps, news, worker, seen, holds=holds)
+
+    async def _look(self, beats: Sequence[tuple[Worker, Heartbeat]]) -> list[Seen]:
+        return await self._deps.store.read(lambda reader: _look(reader, beats))
 
 
 def _rate(beat: Heartbeat, known: Heard | None) -> float | None:
     return beat.tokens_per_s or (known.tokens_per_s if known is not None else None)
 
 
-async def _look(reader: Reader, worker: Worker, beat: Heartbeat) -> Seen:
-    live = await reader.select(Lease, worker_id=worker.id, state=LeaseState.LIVE)
-    missing = set(beat.live_leases) - {lease.id for lease in live}
-    ended = await reader.select(Lease, id=sorted(missing), worker_id=worker.id) if missing else []
-    holdings = await reader.select(Holding, worker_id=worker.id) if beat.held else []
-    reasons = dict.fromkeys(sorted(missing), "this coordinator has no such lease of yours")
-    reasons.update((lease.id, lease.reason or lease.state.value) for lease in ended)
-    return Seen(tuple(live), reasons, tuple(holdings))
+async def _look(reader: Reader, beats: Sequence[tuple[Worker, Heartbeat]]) -> list[Seen]:
+    """Leases and holdings of all these workers in three reads."""
+    ids = sorted({worker.id for worker, _ in beats})
+    live: dict[str, list[Lease]] = defaultdict(list)
+    for lease in await reader.select(Lease, worker_id=ids, state=LeaseState.LIVE):
+        live[lease.worker_id].append(lease)
+    holdings: dict[str, list[Holding]] = defaultdict(list)
+    versions = sorted({held.version for _, beat in beats for held in beat.held})
+    for holding in await reader.select(Holding, worker_id=ids, version=versions) if versions else []:
+        holdings[holding.worker_id].append(holding)
+    missing = {w.id: set(beat.live_leases) - {lease.id for lease in live[w.id]} for w, beat in beats}
+    named = sorted(set[str]().union(*missing.values()))
+    ended = {lease.id: lease for lease in await reader.select(Lease, id=named)} if named else {}
+    return [
+        Seen(tuple(live[w.id]), {one: _why(ended.get(one), w.id) for one in sorted(missing[w.id])}, tuple(holdings[w.id]))
+        for w, _ in beats
+    ]
+
+
+def _why(lease: Lease | None, worker_id: str) -> str:
+    if lease is None or lease.worker_id != worker_id:
+        return "this coordinator has no such lease of yours"
+    return lease.reason or lease.state.value
 
 
 def _holds_usable(news: News, worker: Worker, holdings: Sequence[Holding], held: frozenset[tuple[str, int, str]]) -> bool:

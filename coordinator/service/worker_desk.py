@@ -76,6 +76,14 @@ class LeaseDesk:
             queue.pump = loop.create_task(self._pump(ask.request.job_id, queue))
         return _reply(await waiting.answer)
 
+    def hasten(self, job_id: str, worker_id: str) -> None:
+        """The worker confirmed newer weights: its waiting request names old ones and is answered at the next look, so that it asks anew."""
+        queue = self._queues.get(job_id)
+        waiting = queue.waiting.get(worker_id) if queue is not None else None
+        if queue is not None and waiting is not None:
+            waiting.until = 0.0
+            queue.arrived.set()
+
     async def close(self) -> None:
         """Answer everyone and grant no more."""
         self._is_closed = True

@@ -73,7 +73,13 @@ TABLES: dict[type[Any], sa.Table] = {
         "rollouts",
         model.Rollout,
         ("group_id", "slot"),
-        index=(("job_id", "state", "group_number"), ("job_id", "group_number"), ("lease_id",), ("worker_id", "state")),
+        index=(
+            ("job_id", "state", "group_number"),
+            ("job_id", "group_number"),
+            ("job_id", "accepted_at"),
+            ("lease_id",),
+            ("worker_id", "state"),
+        ),
     ),
     model.Lease: _table(
         "leases",
@@ -86,7 +92,7 @@ TABLES: dict[type[Any], sa.Table] = {
     model.Publication: _table("publications", model.Publication, ("job_id", "version", "digest"), index=(("job_id", "state"),)),
     model.CheckpointRow: _table("checkpoints", model.CheckpointRow, ("job_id", "step")),
     model.Worker: _table("workers", model.Worker, ("id",), unique=(("public_key",),), index=(("state",), ("invite_id",))),
-    model.WorkerSession: _table("worker_sessions", model.WorkerSession, ("worker_id", "epoch")),
+    model.WorkerSession: _table("worker_sessions", model.WorkerSession, ("worker_id", "epoch"), index=(("last_seen_at",),)),
     model.Holding: _table("holdings", model.Holding, ("worker_id", "job_id", "version", "digest"), index=(("job_id", "version"),)),
     model.Invite: _table("invites", model.Invite, ("id",), unique=(("code_hash",),)),
     model.ApiToken: _table("api_tokens", model.ApiToken, ("id",), unique=(("secret_hash",),)),

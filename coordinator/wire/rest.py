@@ -174,6 +174,7 @@ class WorkView(RestAnswer):
     groups: dict[str, int] = Field(description="state -> groups")
     rollouts: dict[str, int] = Field(description="state -> rollouts")
     refused: dict[str, int] = Field(description="code -> refusals")
+    rejected: dict[str, int] = Field(description="code -> accepted rollouts in groups that were rejected with it")
     accepted_tokens: int
     workers_serving: int = Field(description="active workers that hold a version which the next step may train on")
     live_leases: int
@@ -241,7 +242,7 @@ class RolloutView(RestAnswer):
     step: int | None
     state: str
     outcome: str = Field(description="the group's state and its reason")
-    prompt: str | None = Field(description="None: the job's data plane is not running; see prompt_ids")
+    prompt: str
     prompt_ids: tuple[int, ...]
     completion: str
     length: int

@@ -74,6 +74,7 @@ def _groups() -> None:
         sa.Column("step", sa.BigInteger(), nullable=True),
         sa.Column("fence", sa.BigInteger(), nullable=False),
         sa.Column("settled_at", sa.Double(), nullable=True),
+        sa.Column("prompt_text", TEXT, nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_groups"),
         sa.UniqueConstraint("job_id", "number", name="uq_groups_job_id_number"),
     )
@@ -107,6 +108,7 @@ def _rollouts() -> None:
         sa.Column("graded_at", sa.Double(), nullable=True),
         sa.PrimaryKeyConstraint("group_id", "slot", name="pk_rollouts"),
     )
+    op.create_index("ix_rollouts_job_id_accepted_at", "rollouts", ["job_id", "accepted_at"])
     op.create_index("ix_rollouts_job_id_group_number", "rollouts", ["job_id", "group_number"])
     op.create_index("ix_rollouts_job_id_state_group_number", "rollouts", ["job_id", "state", "group_number"])
     op.create_index("ix_rollouts_lease_id", "rollouts", ["lease_id"])
@@ -249,6 +251,7 @@ def _worker_sessions() -> None:
         sa.Column("ended_at", sa.Double(), nullable=True),
         sa.PrimaryKeyConstraint("worker_id", "epoch", name="pk_worker_sessions"),
     )
+    op.create_index("ix_worker_sessions_last_seen_at", "worker_sessions", ["last_seen_at"])
 
 
 def _holdings() -> None:

@@ -1,4 +1,4 @@
-"""The coordinator of `load.py`, in a process of its own: everything real but the learner, which takes its steps at once.
+"""The coordinator of `load.py`, in a process of its own: everything real but the learner, which only takes its time.
 
 Real: store, blobs, TLS, signatures, leases, structural checks, grading in jailed processes, sealing with batch files,
 commits, publications. It speaks lines of JSON: on stdout where it serves, then figures; on stdin `mark` and `stop`.
@@ -44,6 +44,7 @@ from tests.factories_environments import write_model
 JOB = "job-load"
 SECRET = "l" * 43
 GROUP, GROUPS_PER_STEP, BOUND, CAP = 16, 64, 32, 128
+TRAIN_S = 1.5  # a step of the learner that is not there
 PUBLISH_EVERY = 8  # steps
 LAG_EVERY_S = 0.05
 
@@ -96,7 +97,7 @@ def publication(deps: Deps, version: int) -> Publication:
 
 
 async def take_steps(deps: Deps) -> None:
-    """The learner that needs no time."""
+    """The learner, as the coordinator sees it: a batch goes in, TRAIN_S later the step is committed."""
     with deps.wake.watch(JOB) as watch:
         while True:
             job = await deps.store.read(lambda reader: reader.get(Job, JOB))
@@ -105,7 +106,8 @@ async def take_steps(deps: Deps) -> None:
             if batch is None:
                 await watch.wait(1.0)
                 continue
-            await sealing.commit_step(deps, JOB, batch.step, train_s=0.0, metrics={})
+            await asyncio.sleep(TRAIN_S)
+            await sealing.commit_step(deps, JOB, batch.step, train_s=TRAIN_S, metrics={})
             if (batch.step + 1) % PUBLISH_EVERY == 0:
                 await deps.store.write(lambda tx, version=batch.step + 1: tx.put(publication(deps, version)))
                 deps.wake.notify(JOB)
@@ -113,8 +115,7 @@ async def take_steps(deps: Deps) -> None:
 
 async def serve(url: str, directory: Path) -> None:
     async with AsyncExitStack() as stack:
-        upgrade_done = await asyncio.to_thread(upgrade, url)
-        del upgrade_done
+        await asyncio.to_thread(upgrade, url)
         store = await open_store(url)
         stack.push_async_callback(store.close)
         clock = SystemClock()

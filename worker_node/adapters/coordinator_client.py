@@ -31,7 +31,7 @@ from coordinator.wire.signing import (
     verify,
     worker_id,
 )
-from worker_node.adapters.replies import FAILURES, Refusal, read_refusal
+from worker_node.adapters.replies import FAILURES, Refusal, in_words, read_refusal
 from worker_node.adapters.trust import TLS_FAULTS, Trust, establish
 from worker_node.domain.events import Outcome
 from worker_node.errors import CallError
@@ -188,12 +188,15 @@ class CoordinatorClient:
         most_bytes: int = MOST_JSON_BYTES,
         signed: bool = True,
     ) -> Answer:
-        """One call; repeated once, with the server's time, when only our clock was wrong."""
+        """One call; repeated once when only our clock was wrong, or when an idle connection turned out to be closed."""
         request = _Request(method, path, body, epoch, limit_s, content_type, most_bytes, signed)
         try:
             return await self._attempt(request)
         except _ClockSkew as skew:
             self._offset_s = skew.server_time - self._clock()
+        except CallError as error:
+            if error.code != "disconnected":
+                raise
         try:
             return await self._attempt(request)
         except _ClockSkew as skew:
@@ -243,8 +246,10 @@ class CoordinatorClient:
             raise CallError(Outcome.TRY_AGAIN, "tls", f"the coordinator's certificate changed: {error}") from error
         except TimeoutError as error:
             raise CallError(Outcome.TRY_AGAIN, "timeout", f"no answer from {self._base} within {request.limit_s:.0f} s") from error
+        except aiohttp.ServerDisconnectedError as error:
+            raise CallError(Outcome.TRY_AGAIN, "disconnected", f"{self._base} closed the connection") from error
         except FAILURES as error:
-            raise CallError(Outcome.TRY_AGAIN, "unreachable", f"{self._base} cannot be reached: {error}") from error
+            raise CallError(Outcome.TRY_AGAIN, "unreachable", f"{self._base} cannot be reached: {in_words(error)}") from error
 
     def _headers(self, request: _Request, nonce: str) -> dict[str, str]:
         fields = SignedFields(

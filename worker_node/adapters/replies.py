@@ -46,6 +46,13 @@ class Refusal:
         return f"{self.detail} [{self.code}]" + (f"; {self.fix}" if self.fix else "")
 
 
+def in_words(error: Exception) -> str:
+    """What a failure of the network was, for people."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return str(error.os_error.strerror or error.os_error)
+    return str(error) or type(error).__name__
+
+
 def read_refusal(status: int, headers: Mapping[str, str], body: bytes) -> Refusal:
     """What a reply with a status of 400 or more means. `headers` have lower-case names."""
     try:

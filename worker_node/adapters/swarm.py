@@ -36,6 +36,7 @@ from worker_node.errors import CallError, ConfigError
 
 ORIGIN = "coordinator"
 NO_PROGRESS_S = 30.0
+_NOT_NOW = ("unknown_piece", "http_404", "busy", "too_many_requests")  # not there, or too busy: no fault of the source
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class CoordinatorPieces:
         try:
             return await self._client.piece(self._job_id, piece.digest, piece.size, epoch=self._epoch)
         except CallError as error:
-            kind = PieceAbsent if error.code in ("piece_absent", "unknown_piece", "not_found", "http_404") else FetchFailed
+            kind = PieceAbsent if error.code in _NOT_NOW else FetchFailed
             raise kind(f"{ORIGIN}: {error}") from error
 
 

@@ -19,7 +19,7 @@ from yarl import URL
 
 from coordinator.wire.messages import PROTOCOL_VERSION, Digest
 from coordinator.wire.signing import certificate_message, verify
-from worker_node.adapters.replies import FAILURES
+from worker_node.adapters.replies import FAILURES, in_words
 from worker_node.domain.events import Outcome
 from worker_node.errors import CallError, TrustError
 
@@ -126,7 +126,7 @@ async def _identity(session: aiohttp.ClientSession, base: URL, *, verified: aioh
     except TimeoutError as error:
         raise CallError(Outcome.TRY_AGAIN, "timeout", f"no answer from {base} within {_LIMIT_S:.0f} s") from error
     except FAILURES as error:
-        raise CallError(Outcome.TRY_AGAIN, "unreachable", f"{base} cannot be reached: {error}") from error
+        raise CallError(Outcome.TRY_AGAIN, "unreachable", f"{base} cannot be reached: {in_words(error)}") from error
     try:
         return Identity.model_validate_json(body)
     except (ValidationError, ValueError) as error:

@@ -86,7 +86,6 @@ class SessionSettings:
     swap_s: float = 900.0
     retry_first_s: float = 0.5
     retry_most_s: float = 30.0
-    backlog_factor: int = 4  # unanswered completions, in slots, beyond which no work is asked for
     tries_a_version: int = 3
 
 
@@ -234,6 +233,8 @@ class Session:
         idle_s = max(event.retry_after_s, 0.0 if event.leases else self._settings.idle_ask_s)
         self._lanes[Call.LEASE].answered(self._now, next_in_s=idle_s)
         self._idle_reason = event.reason or "no work was offered"
+        if not event.leases and not self._work.unfinished:
+            self._lanes[Call.BEAT].hurry(self._now)  # idle: a newer version may be what is lacking
         job = self._job if self._swapping is None else self._swapping.job_id
         for granted in event.leases:
             if self._exit is None and granted.lease.job_id == job:  # what is not taken is re-issued at its deadline or our leave
@@ -497,7 +498,8 @@ class Session:
         return frozenset(v for v, failures in self._failures.items() if failures >= self._settings.tries_a_version)
 
     def _free_slots(self) -> int:
-        return max(self._settings.slots - self._work.unfinished, 0)
+        """Unanswered completions still occupy their slots: the coordinator counts them, and it bounds what piles up here."""
+        return max(self._settings.slots - self._work.unfinished - self._work.backlog, 0)
 
     def _confirmation(self, swap: SwapFinished) -> SendConfirm:
         fetched = self._fetched.get(swap.version, FetchFinished(swap.version, 0, 0, 0.0))

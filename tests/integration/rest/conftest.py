@@ -215,7 +215,9 @@ def _rows(owner: str, place: Path, *, ended: bool = False) -> list[object]:
     (directory / "secret.txt").write_text("no")
     state = JobState.COMPLETED if ended else JobState.RUNNING
     job = Job("j-1", "sort", owner, JobConfig(**_job_body()), state, "steps", NOW - 50, NOW - 60, "/m", 1)
-    groups = [Group(f"g-{n}", "j-1", n, n, (1, 2), 2, GroupState.TRAINED, NOW - 40, "", 0, 0, 1, NOW - 10) for n in (0, 1)]
+    groups = [
+        Group(f"g-{n}", "j-1", n, n, (1, 2), 2, GroupState.TRAINED, NOW - 40, "", 0, 0, 1, NOW - 10, f"prompt {n}") for n in (0, 1)
+    ]
     rollouts = [
         Rollout(
             g.id, slot, "j-1", g.number, RolloutState.SCORED, "l-1", "w-1", 0, None, 0, 5, 0, 0, {"0": "a" * 64}, "stop", 0.5,

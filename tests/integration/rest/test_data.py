@@ -5,17 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from coordinator.domain.model import CheckpointRow, Publication, PublicationState
-from coordinator.service.deps import LiveJob
-from coordinator.service.ports import Prompt
 
 JOB = "/api/v1/jobs/j-1"
-
-
-class Prompts:
-    """A data plane that only renders."""
-
-    async def prompts(self, split, indices):
-        return [Prompt(index, (1,), f"{split} {index}") for index in indices]
 
 
 async def test_metrics_by_name_and_since(bench, seeded):
@@ -41,18 +32,11 @@ async def test_rollouts_of_a_step_and_the_newest(bench, seeded):
         (1, 0, 0.0, "text 1.0"),
         (1, 1, 1.0, "text 1.1"),
     ]
-    assert found[0]["prompt"] is None
+    assert [r["prompt"] for r in found] == ["prompt 0", "prompt 0", "prompt 1", "prompt 1"]
     assert found[0]["prompt_ids"] == [1, 2]
     assert (found[0]["worker_id"], found[0]["stop_reason"], found[0]["outcome"]) == ("w-1", "stop", "trained")
     assert len((await bench.ask("GET", f"{JOB}/rollouts?limit=3"))["rollouts"]) == 3
     assert (await bench.ask("GET", f"{JOB}/rollouts?step=7"))["rollouts"] == []
-
-
-async def test_prompts_come_from_the_data_plane_while_it_runs(bench, seeded):
-    await bench.put(*seeded("someone"))
-    bench.deps.live["j-1"] = LiveJob(Prompts())
-    found = (await bench.ask("GET", f"{JOB}/rollouts?step=0&limit=3"))["rollouts"]
-    assert [r["prompt"] for r in found] == ["train 0", "train 0", "train 1"]
 
 
 async def test_checkpoints_list_and_download_with_ranges(bench, seeded, tmp_path):

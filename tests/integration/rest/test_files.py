@@ -147,3 +147,17 @@ async def test_media_type_and_encoding(bench):
     assert problem["code"] == "media_type_not_taken"
     problem = await _upload(bench, "dataset", "a.jsonl", LINE, status=415, **{"Content-Encoding": "gzip"})
     assert problem["code"] == "content_encoding_not_taken"
+
+
+async def test_what_a_crash_left_is_removed_at_start_or_replaced(make_bench):
+    bench = await make_bench()
+    data_dir, digest = bench.deps.settings.data_dir, blake3(LINE).hexdigest()
+    for path in (data_dir / "tmp" / "upload-1", data_dir / "uploads" / ".abc.tmp" / "half", data_dir / "uploads" / digest / "odd"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    await _upload(bench, "dataset", "a.jsonl", LINE)
+    assert [p.name for p in (data_dir / "uploads" / digest).iterdir()] == ["a.jsonl"]
+    await bench.close()
+    await make_bench(reuse=True)
+    assert list((data_dir / "tmp").iterdir()) == []
+    assert [p.name for p in (data_dir / "uploads").iterdir()] == [digest]

@@ -268,3 +268,23 @@ async def test_a_piece_larger_than_asked_is_cut_off(coordinator: Any, client_of:
     with pytest.raises(CallError) as caught:
         await client.piece("job", "ab" * 32, 1000, epoch=1)
     assert caught.value.code == "reply_too_large"
+
+
+async def test_a_connection_that_the_server_closed_while_idle_costs_no_failure(coordinator: Any, client_of: Make) -> None:
+    """The call is repeated once on a fresh connection, under a fresh nonce."""
+    await coordinator.start()
+    key = Ed25519PrivateKey.generate()
+    client = client_of(key=key)
+    await joining(client, key)
+    dropped: list[str] = []
+
+    def drop(route: str, request: web.Request) -> None:
+        if not dropped:
+            dropped.append(route)
+            assert request.transport is not None
+            request.transport.abort()
+
+    coordinator.before = drop
+    assert (await client.account(1)).earned_uusd == 5
+    assert dropped == ["account"]
+    assert coordinator.requests["account"] == 2

@@ -103,8 +103,10 @@ def test_no_work_is_asked_for_while_no_slot_is_free(drive: Drive, make_version: 
     d.grant(make_lease(slots=(0, 1, 2)))
     assert d.ordered(do.AskLease) == []
     d.finish("L1", 0)
-    assert d.ordered(do.AskLease) == []
     d.finish("L1", 1)
+    d.wake(1.0)
+    assert d.ordered(do.AskLease) == []
+    d.tell(ev.SubmitAnswered("L1", (0, 1)))
     assert d.only(do.AskLease).free_slots == 1
 
 
@@ -112,7 +114,10 @@ def test_an_answer_without_work_is_asked_again_after_the_servers_time(drive: Dri
     """The coordinator's reason is kept for status."""
     d = drive()
     d.hold(make_version())
+    d.wake(5.0)
+    d.beat(make_version())
     d.tell(ev.LeaseAnswered(1, (), "no group is grantable", 4.0))
+    assert len(d.ordered(do.SendBeat)) == 1, "an idle worker asks for news at once"
     assert d.session.report().because == "no group is grantable"
     assert d.wake(3.9) == []
     assert d.wake(0.2) == [do.AskLease(1, make_version(), 8, 20.0)]
@@ -392,6 +397,18 @@ def test_a_cancelled_lease_is_stopped(drive: Drive, make_version: Make, make_lea
     assert d.codes() == ["cancelled"]
     d.wake(10.0)
     assert d.only(do.SendBeat).live_leases == ("L2",)
+
+
+def test_a_cancelled_lease_that_only_waits_for_its_answer_needs_no_stop(drive: Drive, make_version: Make, make_lease: Make) -> None:
+    """Nothing of it runs; a late answer changes nothing."""
+    d = drive()
+    d.hold(make_version())
+    d.grant(make_lease(slots=(0,)))
+    d.finish("L1", 0)
+    d.beat(make_version(), cancelled=(ev.CancelledLease("L1", "the job ended"),))
+    assert d.ordered(do.AbortGeneration) == []
+    assert d.session.report().unsent == 0
+    assert d.tell(ev.SubmitAnswered("L1", (0,))) == []
 
 
 def test_an_overdue_lease_is_given_up_long_after_its_deadline(drive: Drive, make_version: Make, make_lease: Make) -> None:
