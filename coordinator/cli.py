@@ -41,7 +41,7 @@ def main() -> None:
     try:
         app()
     except CoordinatorError as error:
-        errors.print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        errors.print(f"error: {error}", style="red", soft_wrap=True)
         sys.exit(1)
 
 

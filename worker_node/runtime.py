@@ -308,8 +308,9 @@ class Runtime:
 
     def _show(self, *, ended: str | None = None) -> None:
         report = self._session.report()
-        if report.because != self._said:
-            self._said = report.because
+        words = "working" if report.working else report.because
+        if words != self._said:
+            self._said = words
             self._log.info("working" if report.working else "not working", because=report.because)
             self._status_at = 0.0
         now = self._clock()

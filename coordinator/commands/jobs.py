@@ -32,7 +32,7 @@ def submit(connection: Connection, file: Path, overrides: Sequence[str], *, uplo
         return
     for name in sent:
         console.print(f"uploaded {name}")
-    console.print(f"job [bold]{job['id']}[/] is {job['state']}; follow it: echo2 job events {job['id']}")
+    console.print(f"job {job['id']} is {job['state']}; follow it: echo2 job events {job['id']}")
 
 
 def change(connection: Connection, job: str, changes: Sequence[str], *, as_json: bool) -> None:
@@ -85,7 +85,7 @@ def _show_event(event: dict[str, Any], *, as_json: bool) -> None:
         show_json(event)
         return
     data = ", ".join(f"{name}={value}" for name, value in event["data"].items() if value is not None)
-    console.print(f"{when(event['at'])}  {event['seq']:>5}  [bold]{event['kind']}[/]  {data}", highlight=False)
+    console.print(f"{when(event['at'])}  {event['seq']:>5}  {event['kind']}  {data}")
 
 
 def show_list(reply: Any) -> None:
@@ -107,7 +107,7 @@ def show_list(reply: Any) -> None:
 def show_state(job: Any) -> None:
     """One line."""
     reason = f": {job['reason']}" if job["reason"] else ""
-    console.print(f"job [bold]{job['id']}[/] is {job['state']}{reason}")
+    console.print(f"job {job['id']} is {job['state']}{reason}")
 
 
 def show_job(job: Any) -> None:
@@ -185,7 +185,7 @@ def show_audit(result: Any, *, as_json: bool) -> None:
         show_json(result)
     else:
         counts = ", ".join(f"{name} {count}" for name, count in result["counts"].items())
-        console.print(f"[bold]{'sound' if result['ok'] else 'BROKEN'}[/]: {counts}", highlight=False)
+        console.print(f"{'sound' if result['ok'] else 'BROKEN'}: {counts}")
         for finding in result["findings"]:
             console.print(f"  {finding}")
     if not result["ok"]:

@@ -12,8 +12,9 @@ from rich.table import Table
 
 from pricing.money import uusd_to_usd
 
-console = Console()
-errors = Console(stderr=True)
+# Markup is off: prompts, completions and reasons hold brackets of their own.
+console = Console(markup=False, highlight=False)
+errors = Console(stderr=True, markup=False, highlight=False)
 
 
 def show_json(value: Any) -> None:

@@ -48,7 +48,7 @@ def show_worker(worker: Any) -> None:
 def show_state(worker: Any) -> None:
     """One line."""
     reason = f": {worker['reason']}" if worker["reason"] else ""
-    console.print(f"worker [bold]{worker['id']}[/] ({worker['name']}) is {worker['state']}{reason}")
+    console.print(f"worker {worker['id']} ({worker['name']}) is {worker['state']}{reason}")
 
 
 def invite_body(*, uses: int, owner: str, hours: float, price_ceiling: float | None, jobs: Sequence[str]) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def show_invite_code(invite: Any, url: str) -> None:
     console.print(
         f"invite {invite['id']}: {invite['max_uses']} use(s), until {when(invite['expires_at'])}. The code is not shown again."
     )
-    console.print(f"  echo2-worker join {url} --price 0.35 --invite {invite['code']}", highlight=False, soft_wrap=True)
+    console.print(f"  echo2-worker join {url} --price 0.35 --invite {invite['code']}", soft_wrap=True)
 
 
 def show_invites(reply: Any) -> None:
@@ -103,7 +103,7 @@ def show_invites(reply: Any) -> None:
 def show_token(token: Any) -> None:
     """The secret, once."""
     console.print(f"token {token['id']} ({token['role']}): it is not shown again")
-    console.print(f"  {token['token']}", highlight=False, soft_wrap=True)
+    console.print(f"  {token['token']}", soft_wrap=True)
 
 
 def show_tokens(reply: Any) -> None:

@@ -45,10 +45,10 @@ async def _serve(settings: Settings) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with coordinator(settings) as served:
-        console.print(f"coordinator at {served.url}", highlight=False, soft_wrap=True)
-        console.print(f"  admin token: {served.admin_token_file}", highlight=False, soft_wrap=True)
-        console.print(f"  identity:    {served.public_key}", highlight=False, soft_wrap=True)
-        console.print("  next:        echo2 invite create, then echo2 job submit job.toml", highlight=False)
+        console.print(f"coordinator at {served.url}", soft_wrap=True)
+        console.print(f"  admin token: {served.admin_token_file}", soft_wrap=True)
+        console.print(f"  identity:    {served.public_key}", soft_wrap=True)
+        console.print("  next:        echo2 invite create, then echo2 job submit job.toml")
         await stop.wait()
 
 
@@ -75,7 +75,7 @@ def doctor(settings: Settings, *, as_json: bool) -> None:
         show_json([asdict(check) for check in checks])
     else:
         for check in checks:
-            console.print(f"{'[green]ok  [/]' if check.ok else '[red]FAIL[/]'} {check.name}: {check.detail}", soft_wrap=True)
+            console.print(f"{'ok  ' if check.ok else 'FAIL'} {check.name}: {check.detail}", soft_wrap=True)
     if not all(check.ok for check in checks):
         raise typer.Exit(1)
 

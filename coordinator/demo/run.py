@@ -129,7 +129,16 @@ class _Demo:
     def _join(self, place: int, connection: Connection, code: str) -> None:
         name = f"worker-{place + 1}"
         command = [program("echo2-worker"), "join", connection.url, "--name", name, "--price", f"{PRICES[place % len(PRICES)]:.2f}"]
-        command += ["--state-dir", str(self._work / name), "--engine", "torch", "--peer-host", "127.0.0.1", "--peer-port", str(free_port())]
+        command += [
+            "--state-dir",
+            str(self._work / name),
+            "--engine",
+            "torch",
+            "--peer-host",
+            "127.0.0.1",
+            "--peer-port",
+            str(free_port()),
+        ]
         child = Child(name, command, self._work / f"{name}.log", {"ECHO2_INVITE": code})
         self._children.append(child)
         self._workers.append(child)
@@ -185,11 +194,11 @@ def _say(result: Mapping[str, Any], out: Path, options: DemoOptions, say: Any) -
         show_json(result)
         return
     if result["state"] != "completed":
-        say.print(f"[bold red]the job is {result['state']}[/]: {result['reason']}")
+        say.print(f"the job is {result['state']}: {result['reason']}")
         return
     for line in summary(result):
-        say.print(line, highlight=False)
-    say.print(f"report: {out / 'report.json'}\npicture: {out / 'report.png'}", highlight=False, soft_wrap=True)
+        say.print(line)
+    say.print(f"report: {out / 'report.json'}\npicture: {out / 'report.png'}", soft_wrap=True)
 
 
 def summary(result: Mapping[str, Any]) -> Sequence[str]:
@@ -200,11 +209,11 @@ def summary(result: Mapping[str, Any]) -> Sequence[str]:
 
     rejected = ", ".join(f"{reason} {count}" for reason, count in result["rejected"].items()) or "none"
     return (
-        f"[bold]reward[/] {shown(result['reward_first10'])} -> {shown(result['reward_last10'])} (sampled, first and last 10 steps); "
+        f"reward {shown(result['reward_first10'])} -> {shown(result['reward_last10'])} (sampled, first and last 10 steps); "
         f"greedy held-out {shown(result['greedy_before'])} -> {shown(result['greedy_after'])}",
-        f"[bold]staleness[/] at most {result['max_staleness']} of {result['S']} allowed: {result['staleness_histogram']}",
-        f"[bold]learner[/] busy {shown(result['learner_utilisation'], '.0%')}; {result['workers_contributing']} workers contributed; "
+        f"staleness at most {result['max_staleness']} of {result['S']} allowed: {result['staleness_histogram']}",
+        f"learner busy {shown(result['learner_utilisation'], '.0%')}; {result['workers_contributing']} workers contributed; "
         f"{result['admitted']} rollouts trained; not trained: {rejected}",
-        f"[bold]weights[/] {result['bytes_to_workers'] / 1e6:.1f} MB to workers, {result['bytes_from_peers'] / 1e6:.1f} MB of them from peers; "
+        f"weights {result['bytes_to_workers'] / 1e6:.1f} MB to workers, {result['bytes_from_peers'] / 1e6:.1f} MB of them from peers; "
         f"simulated cost ${result['simulated_cost_usd']:.4f}; audit {'sound' if result['audit_ok'] else 'BROKEN'}; {result['wall_s']:.0f} s",
     )

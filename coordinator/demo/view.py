@@ -33,7 +33,7 @@ def view(job: Mapping[str, Any], workers: Sequence[Mapping[str, Any]], rewards: 
     smooth = moving_average(rewards, 10)
     header = Table.grid(padding=(0, 2))
     header.add_row(
-        f"[bold]{job['name']}[/] {job['state']}",
+        Text(f"{job['name']} {job['state']}", style="bold"),
         f"step {job['committed_steps']}/{job['planned_steps']}",
         ProgressBar(total=job["planned_steps"], completed=job["committed_steps"], width=30),
         f"{elapsed_s:.0f} s",

@@ -232,7 +232,7 @@ class Session:
             return
         idle_s = max(event.retry_after_s, 0.0 if event.leases else self._settings.idle_ask_s)
         self._lanes[Call.LEASE].answered(self._now, next_in_s=idle_s)
-        self._idle_reason = event.reason or "no work was offered"
+        self._idle_reason = event.reason or ("waiting for more work" if event.leases else "no work was offered")
         if not event.leases and not self._work.unfinished:
             self._lanes[Call.BEAT].hurry(self._now)  # idle: a newer version may be what is lacking
         job = self._job if self._swapping is None else self._swapping.job_id
@@ -441,9 +441,7 @@ class Session:
             return
         if self._swapping is not None and self._swapping.job_id != version.job_id:
             return
-        if self._work.backlog <= self._settings.backlog_factor * self._settings.slots and self._lanes[Call.LEASE].is_ready(
-            self._now
-        ):
+        if self._lanes[Call.LEASE].is_ready(self._now):
             self._lanes[Call.LEASE].started(self._now)
             self._out.append(AskLease(self._epoch, version, free, self._settings.lease_wait_s))
 
