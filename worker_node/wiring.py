@@ -57,7 +57,8 @@ def orders(reply: wire.HeartbeatReply) -> ev.BeatAnswered:
 def granted(reply: wire.LeaseReply, epoch: int, *, offset_s: float) -> ev.LeaseAnswered:
     """Leases with their ends on the machine's clock, which is `offset_s` ahead of the coordinator's."""
     leases = tuple(ev.GrantedLease(lease, lease.deadline + offset_s) for lease in reply.leases)
-    return ev.LeaseAnswered(epoch, leases, reply.reason, reply.retry_after_s)
+    newer = Version(reply.newer.job_id, reply.newer.version, reply.newer.digest) if reply.newer else None
+    return ev.LeaseAnswered(epoch, leases, reply.reason, reply.retry_after_s, newer)
 
 
 def confirm_message(confirm: do.SendConfirm) -> wire.Confirm:

@@ -8,10 +8,14 @@ from collections import Counter
 from collections.abc import Callable
 
 
+def _never(_: str) -> None:
+    """No crash is planned."""
+
+
 def crash_at(point: str | None) -> Callable[[str], None]:
     """A function to call at commit points. `point` is NAME or NAME:COUNT; None never crashes."""
     if point is None:
-        return lambda name: None
+        return _never
     wanted, _, count = point.partition(":")
     nth = int(count or 1)
     seen: Counter[str] = Counter()

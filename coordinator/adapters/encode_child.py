@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 from p2p.adapters.publish import publish
-
 from p2p.errors import SwarmError
 
 

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from p2p.adapters.piece_store import PieceStore
 
 from coordinator.adapters.child import child_environment
 from coordinator.service.job_ports import PublishFailed, SignedManifest
 from coordinator.service.ports import Clock
+from p2p.adapters.piece_store import PieceStore
 from p2p.domain.manifest import Manifest
 from p2p.domain.signing import sign_manifest
 
@@ -51,7 +51,8 @@ class ProcessPublisher:
     async def _ask(self, line: bytes) -> dict[str, str]:
         async with self._turn:
             child = await self._running()
-            assert child.stdin is not None and child.stdout is not None
+            assert child.stdin is not None
+            assert child.stdout is not None
             try:
                 async with asyncio.timeout(self._deadline_s):
                     child.stdin.write(line)

@@ -53,7 +53,8 @@ def _staleness(axis: Any, report: Mapping[str, Any]) -> None:
     axis.set(
         title="Staleness of trained groups", xlabel="learner updates between sampling and training", ylabel="groups", xticks=ages
     )
-    axis.legend(loc="upper right")
+    axis.legend(loc="upper left")
+    axis.margins(y=0.15)
 
 
 def _workers(axis: Any, report: Mapping[str, Any]) -> None:

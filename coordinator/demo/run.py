@@ -43,16 +43,22 @@ def run_demo(options: DemoOptions) -> None:
     try:
         told = asyncio.run(_Demo(options, work, model, children).run())
     finally:
-        for child in reversed(children):
-            child.ask_to_end()
-        for child in reversed(children):
-            child.end()
+        _end(children)
     result = report.build(told)
     (out / "report.json").write_text(json.dumps(result, indent=2) + "\n")
     picture.draw(result, told.series, out / "report.png")
     _say(result, out, options, say)
     if result["state"] != "completed":
         raise typer.Exit(1)
+
+
+def _end(children: Sequence[Child]) -> None:
+    """Workers first, all at once, so that they can take their leave; the coordinator last."""
+    workers = [child for child in children if child.name != "coordinator"]
+    for child in workers:
+        child.ask_to_end()
+    for child in [*workers, *(child for child in children if child.name == "coordinator")]:
+        child.end()
 
 
 def _make_model(directory: Path, seed: int, say: Any) -> Path:

@@ -68,10 +68,10 @@ class Bulletin:
 
     async def _digest(self, reader: Reader, job_id: str, version: int) -> str:
         """The published digest; a publication's row is large, so it is only read when a cached digest no longer holds."""
+        state = PublicationState.PUBLISHED
         digest = self._digests.get((job_id, version), "")
-        filters = {"job_id": job_id, "version": version, "state": PublicationState.PUBLISHED}
-        if not digest or not await reader.count(Publication, digest=digest, **filters):
-            digest = (await reader.select(Publication, **filters, limit=1))[0].digest
+        if not digest or not await reader.count(Publication, job_id=job_id, version=version, digest=digest, state=state):
+            digest = (await reader.select(Publication, job_id=job_id, version=version, state=state, limit=1))[0].digest
             self._digests = {key: value for key, value in self._digests.items() if key[0] != job_id}
             self._digests[job_id, version] = digest
         return digest

@@ -163,6 +163,7 @@ class LeaseReply(Message):
     leases: tuple[Lease, ...] = ()
     reason: str = ""
     retry_after_s: float = 0.0
+    newer: VersionNotice | None = Field(None, description="the job's newest version, when it is newer than the asked one")
 
 
 class CompletionHead(Message):
@@ -184,7 +185,9 @@ class SubmitHead(Message):
     session_epoch: Epoch
     lease_id: Id
     fence: int
-    digests: dict[VersionKey, Digest] = Field(description="version (decimal) -> digest, for every version in the body", max_length=64)
+    digests: dict[VersionKey, Digest] = Field(
+        description="version (decimal) -> digest, for every version in the body", max_length=64
+    )
     completions: tuple[CompletionHead, ...] = Field(min_length=1, max_length=4096)
 
 

@@ -48,9 +48,32 @@ def worker_id(public_key: str) -> str:
     return f"w-{key_id(public_key)}"
 
 
+# Points of small order (sign bit cleared): under them one signature fits every message, so nobody owns such a key.
+_SMALL_ORDER = frozenset(
+    bytes.fromhex(point)
+    for point in (
+        "00" * 32,
+        "01" + "00" * 31,
+        "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+        "ec" + "ff" * 30 + "7f",
+        "ed" + "ff" * 30 + "7f",
+        "ee" + "ff" * 30 + "7f",
+    )
+)
+
+
+def is_weak(public_key: str) -> bool:
+    """Whether the key (hex) is a point of small order, which anybody can sign for."""
+    point = bytes.fromhex(public_key)
+    return point[:31] + bytes([point[31] & 0x7F]) in _SMALL_ORDER if len(point) == 32 else True
+
+
 def verify(public_key: str, signature: str, message: bytes) -> bool:
-    """Whether `signature` (hex) is the key's over `message`."""
+    """Whether `signature` (hex) is the key's over `message`. A weak key signs nothing."""
     try:
+        if is_weak(public_key):
+            return False
         Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key)).verify(bytes.fromhex(signature), message)
     except (InvalidSignature, ValueError):
         return False

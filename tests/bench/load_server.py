@@ -15,6 +15,7 @@ import tempfile
 import time
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +189,7 @@ async def _obey(deps: Deps, lag: Lag) -> None:
         if line == b"mark":
             started, used, graders = now, cpu, children
             continue
-        rows: dict[str, Any] = await deps.store.read(lambda r: _counts(r, started, now))
+        rows: dict[str, Any] = await deps.store.read(partial(_counts, started=started, ended=now))
         wall = now - started
         rows |= {
             "seconds": wall,
@@ -202,7 +203,7 @@ async def _obey(deps: Deps, lag: Lag) -> None:
             return
 
 
-async def _counts(reader: Any, started: float, ended: float) -> dict[str, Any]:
+async def _counts(reader: Any, *, started: float, ended: float) -> dict[str, Any]:
     job = await reader.get(Job, JOB)
     return {
         "accepted": await reader.count(Rollout, job_id=JOB, accepted_at__ge=started, accepted_at__lt=ended),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sqlite3
@@ -77,7 +76,7 @@ class Cluster:
         (self.home / "serve.json").unlink(missing_ok=True)
         command = [str(BIN / "echo2"), "serve", "--data-dir", str(self.home), "--port", str(self._port), "--tls", "self-signed"]
         self.coordinator = self._spawn(command, "coordinator", variables)
-        self.until(lambda: (self.home / "serve.json").exists(), "the coordinator serves")
+        self.until((self.home / "serve.json").exists, "the coordinator serves")
         self._port = int(json.loads((self.home / "serve.json").read_text())["url"].rpartition(":")[2])
 
     def start_worker(
@@ -136,7 +135,7 @@ class Cluster:
             try:
                 if condition():
                     return
-            except (RequestFailed, asyncio.TimeoutError, OSError):
+            except (RequestFailed, TimeoutError, OSError):
                 pass  # the coordinator is down or on its way up: that is what these tests are about
             time.sleep(0.1)
         raise AssertionError(f"not within {within_s} s: {what}\n{self.last_words()}")

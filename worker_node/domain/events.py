@@ -71,12 +71,13 @@ class GrantedLease:
 
 @dataclass(frozen=True, slots=True)
 class LeaseAnswered:
-    """Work, or the reason why there is none."""
+    """Work, or the reason why there is none. `newer` is set when the asked job has a newer version than the asked one."""
 
     epoch: int
     leases: tuple[GrantedLease, ...] = ()
     reason: str = ""
     retry_after_s: float = 0.0
+    newer: Version | None = None
 
 
 @dataclass(frozen=True, slots=True)

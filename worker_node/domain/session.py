@@ -230,6 +230,8 @@ class Session:
     def _lease_answered(self, event: LeaseAnswered) -> None:
         if event.epoch != self._epoch or self._phase is not Phase.JOINED:
             return
+        if event.newer is not None:
+            self._notices = tuple(event.newer if known.job_id == event.newer.job_id else known for known in self._notices)
         idle_s = max(event.retry_after_s, 0.0 if event.leases else self._settings.idle_ask_s)
         self._lanes[Call.LEASE].answered(self._now, next_in_s=idle_s)
         self._idle_reason = event.reason or ("waiting for more work" if event.leases else "no work was offered")

@@ -73,7 +73,7 @@ async def test_a_swap_in_full_flight_stops_or_keeps(watch: Callable[..., Watched
     await w.host.start()
     await w.host.swap(published[0], load=True, abort_running=False, canary_ids=(1, 2))
     w.host.admit([ask(0, max_new_tokens=5000, stop=()), ask(1, max_new_tokens=200, stop=())])
-    while w.host.meter()[0] < 20:  # noqa: ASYNC110 (a thread's figure)
+    while w.host.meter()[0] < 20:
         await asyncio.sleep(0.005)
     await w.host.swap(published[1], load=False, abort_running=False, canary_ids=(1, 2))
     await w.until(lambda: len(w.outputs) == 1)

@@ -261,7 +261,7 @@ async def test_a_put_whose_entry_was_new_when_a_sync_failed_is_not_acknowledged_
     first = asyncio.create_task(blobs.put(one))
     await asyncio.to_thread(files.syncing.wait, 10)
     second = asyncio.create_task(blobs.put(two))
-    while not blobs.path(_digest(two)).exists():  # noqa: ASYNC110 (a file can only be looked for)
+    while not blobs.path(_digest(two)).exists():
         await asyncio.sleep(0)
     files.release.set()
     outcomes = await asyncio.gather(first, second, return_exceptions=True)

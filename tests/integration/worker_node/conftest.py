@@ -291,7 +291,7 @@ async def until() -> Callable[..., Any]:
     async def wait(condition: Callable[[], Any], words: str, limit_s: float = 20.0) -> None:
         try:
             async with asyncio.timeout(limit_s):
-                while not condition():  # noqa: ASYNC110 (conditions are of many kinds)
+                while not condition():
                     await asyncio.sleep(0.01)
         except TimeoutError:
             raise AssertionError(f"not within {limit_s} s: {words}") from None

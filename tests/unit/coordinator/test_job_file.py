@@ -49,7 +49,7 @@ def test_overrides(tmp_path: Path) -> None:
 )
 def test_refusals_name_the_key(tmp_path: Path, text: str, overrides: list[str], words: str) -> None:
     """One clear error with the key in it."""
-    with pytest.raises(JobFileWrong, match=".*") as caught:
+    with pytest.raises(JobFileWrong) as caught:
         read_job(write(tmp_path, text), overrides)
     assert words in str(caught.value)
 
