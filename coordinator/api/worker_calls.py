@@ -104,21 +104,25 @@ def guarded(desk: Desk, route: Route, *, limit: int, content_type: str) -> Calla
                 body = await read_body(request, limit=limit, limits=desk.limits)
                 call = await _authenticate(desk, request, Proof(fields, signature, body), is_join=request.path.endswith("/join"))
                 outcome = await route(call)
-        except ProtocolRefusal as problem:
-            return refusal(problem, key=deps.key, nonce=nonce, now=deps.clock.now())
-        except (RequestPayloadError, ConnectionResetError):
-            problem = ProtocolRefusal(400, "broken_body", "the body ended early", field="body", fix="send it whole")
-            return refusal(problem, key=deps.key, nonce=nonce, now=deps.clock.now())
-        except Exception:
-            log.exception("worker_request_failed", path=request.path[:200])
-            words = "the coordinator failed on this request; nothing of it was acknowledged"
-            problem = ProtocolRefusal(500, "internal_error", words, fix="repeat the request; tell the operator", retry_after_s=5.0)
+        except Exception as error:
+            problem = _problem_of(error, request)
             return refusal(problem, key=deps.key, nonce=nonce, now=deps.clock.now())
         if isinstance(outcome, Message):
             return answer(outcome, key=deps.key, nonce=nonce)
         return outcome
 
     return handle
+
+
+def _problem_of(error: Exception, request: web.Request) -> ProtocolRefusal:
+    """The refusal that an error becomes; what is nobody's refusal is our own fault, and logged."""
+    if isinstance(error, ProtocolRefusal):
+        return error
+    if isinstance(error, RequestPayloadError | ConnectionResetError):
+        return ProtocolRefusal(400, "broken_body", "the body ended early", field="body", fix="send it whole")
+    log.error("worker_request_failed", path=request.path[:200], exc_info=error)
+    words = "the coordinator failed on this request; nothing of it was acknowledged"
+    return ProtocolRefusal(500, "internal_error", words, fix="repeat the request; tell the operator", retry_after_s=5.0)
 
 
 def _open(desk: Desk, request: web.Request) -> tuple[SignedFields, str]:
