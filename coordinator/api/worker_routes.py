@@ -12,6 +12,7 @@ from coordinator.api.worker_calls import Call
 from coordinator.service import confirming, enrolment, worker_submissions, worker_weights
 from coordinator.service.leasing import Ask
 from coordinator.service.worker_auth import check_body_epoch
+from coordinator.service.worker_bulletin import notice
 from coordinator.service.worker_messages import parse
 from coordinator.service.worker_refusals import ProtocolRefusal
 from coordinator.wire.messages import (
@@ -55,7 +56,14 @@ async def lease(call: Call) -> LeaseReply:
     message = _in_session(LeaseRequest, call)
     transport = call.request.transport
     ask = Ask(call.caller.id, call.caller.session_epoch, message)
-    return await call.desk.leases.ask(ask, is_open=lambda: transport is not None and not transport.is_closing())
+    outcome = await call.desk.leases.ask(ask, is_open=lambda: transport is not None and not transport.is_closing())
+    newer = await call.desk.bulletin.newer(message.job_id, outcome.newest, message.version)
+    return LeaseReply(
+        leases=outcome.leases,
+        reason=outcome.reason,
+        retry_after_s=outcome.retry_after_s,
+        newer=None if newer is None else notice(newer),
+    )
 
 
 async def submit(call: Call) -> SubmitReply:

@@ -15,7 +15,7 @@ from pathlib import Path
 import structlog
 
 from coordinator.domain import publication as publication_rules
-from coordinator.domain.model import Batch, BatchState, CheckpointRow, Job, JobState, Metric
+from coordinator.domain.model import Batch, BatchState, CheckpointRow, Group, GroupState, Job, JobState, Metric
 from coordinator.domain.retry import learner_restart
 from coordinator.domain.seeds import canary_ids
 from coordinator.domain.states import JOB, TERMINAL, move
@@ -37,7 +37,7 @@ from coordinator.service.ports import DataPlane, EnvironmentBroken, EnvironmentI
 from coordinator.service.prompting import fill_prompts, keep_prompts
 from coordinator.service.publishing import announce, measured_kappa, published, retire, snapshot_directory
 from coordinator.service.recording import record_event
-from coordinator.service.sealing import commit_step, seal_next
+from coordinator.service.sealing import Known, commit_step, seal_next
 from coordinator.service.spending import over_budget
 from coordinator.wire import learner_link as link
 
@@ -77,6 +77,8 @@ class JobDriver:
         self._announcing: asyncio.Task[None] | None = None
         self._learner_free_at = deps.clock.now()
         self._resume_step = 0
+        self._known: Known = {}
+        self._looked: tuple[int, ...] = ()  # what the last look that sealed nothing was at
 
     async def run(self) -> None:
         """Drive the job to its end; a fault of the job itself fails it with its words."""
@@ -231,15 +233,26 @@ class JobDriver:
         if sealed is not None and sealed.state is BatchState.SEALED:
             return sealed
         with self._deps.wake.watch(job.id) as watch:
-            if job.state is JobState.RUNNING:
-                batch = await seal_next(self._deps, job, waited_s=self._deps.clock.now() - self._learner_free_at)
+            if job.state is JobState.RUNNING and (place := await self._place(job)) != self._looked:
+                waited_s = self._deps.clock.now() - self._learner_free_at
+                batch = await seal_next(self._deps, job, self._known, waited_s=waited_s)
                 if batch is not None:
                     return batch
+                self._looked = place
             self._raise_if_announce_failed()
             await watch.wait(TURN_S)
         if job.state is JobState.PAUSED:
             self._learner_free_at = self._deps.clock.now()
         return None
+
+    async def _place(self, job: Job) -> tuple[int, ...]:
+        """What the seal rule's answer depends on: while it stays the same, looking again is in vain."""
+
+        async def read(reader: Reader) -> tuple[int, int]:
+            ready: dict[str, object] = {"job_id": job.id, "state": GroupState.READY}
+            return await reader.count(Group, **ready), await reader.total(Group, "number", **ready)
+
+        return (job.committed_steps, job.config.staleness.max, *await self._deps.store.read(read))
 
     async def _train(self, learner: Learner, job: Job, batch: Batch) -> link.Trained:
         request = link.Train(fence=job.learner_fence, step=batch.step, batch_path=batch.path, batch_digest=batch.digest)

@@ -60,6 +60,7 @@ class Outcome:
     reason: str = ""
     final: bool = False
     retry_after_s: float = 0.0
+    newest: int = -1  # the job's newest published version when this was decided; -1: none
 
 
 def _final(reason: str) -> Outcome:
@@ -101,7 +102,7 @@ class _Standing:
     """The rows of the asking workers."""
 
     workers: dict[str, Worker]
-    leases: dict[str, list[Lease]]
+    slots: dict[str, int]  # worker id -> leased slots that are not settled yet
     holdings: dict[tuple[str, int, str], Holding]
     published: frozenset[tuple[int, str]]
     invited_to: dict[str, tuple[str, ...]]
@@ -109,6 +110,12 @@ class _Standing:
 
 async def grant_round(tx: Tx, deps: Deps, job_id: str, asks: Sequence[Ask]) -> dict[str, Outcome]:
     """Answer requests in order, by worker id; all reads and writes are in this one transaction."""
+    outcomes = await _outcomes(tx, deps, job_id, asks)
+    newest = await tx.highest(Publication, "version", job_id=job_id, state=PublicationState.PUBLISHED)
+    return {worker: replace(outcome, newest=-1 if newest is None else newest) for worker, outcome in outcomes.items()}
+
+
+async def _outcomes(tx: Tx, deps: Deps, job_id: str, asks: Sequence[Ask]) -> dict[str, Outcome]:
     job = await tx.get(Job, job_id)
     if job is None:
         return {ask.worker_id: _final(f"job {job_id} does not exist") for ask in asks}
@@ -122,7 +129,7 @@ async def grant_round(tx: Tx, deps: Deps, job_id: str, asks: Sequence[Ask]) -> d
             return {ask.worker_id: Outcome(reason=rule.reason) for ask in asks}
     who = await _standing(tx, job, asks)
     plan.alone = await _is_alone(tx, job, who, asks) if plan.open_slots else False
-    plan.slots = {worker: sum(len(lease.slots) for lease in leases) for worker, leases in who.leases.items()}
+    plan.slots = who.slots
     outcomes = {ask.worker_id: _answer(deps, plan, who, ask) for ask in asks}
     await _write(tx, plan)
     return outcomes
@@ -165,9 +172,7 @@ async def _look(reader: Reader, job: Job, live: LiveJob, *, now: float) -> _Plan
 async def _standing(reader: Reader, job: Job, asks: Sequence[Ask]) -> _Standing:
     ids = [ask.worker_id for ask in asks]
     workers = {worker.id: worker for worker in await reader.select(Worker, id=ids)}
-    leases: dict[str, list[Lease]] = defaultdict(list)
-    for lease in await reader.select(Lease, worker_id=ids, state=LeaseState.LIVE):
-        leases[lease.worker_id].append(lease)
+    slots = {worker: await reader.count(Rollout, worker_id=worker, state=RolloutState.LEASED) for worker in ids}
     versions = sorted({ask.request.version for ask in asks})
     holdings = await reader.select(Holding, worker_id=ids, job_id=job.id, version=versions)
     published = set()
@@ -178,7 +183,7 @@ async def _standing(reader: Reader, job: Job, asks: Sequence[Ask]) -> _Standing:
     invites = await reader.select(Invite, id=sorted({worker.invite_id for worker in workers.values()}))
     return _Standing(
         workers=workers,
-        leases=leases,
+        slots=slots,
         holdings={(holding.worker_id, holding.version, holding.digest): holding for holding in holdings},
         published=frozenset(published),
         invited_to={invite.id: invite.jobs for invite in invites},

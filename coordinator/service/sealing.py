@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,11 +22,14 @@ from p2p.adapters.durable import write_durably
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The ready groups of a job with their rollouts, and what the seal rule says about them."""
+    """The ready groups of a job, and what the seal rule says about them."""
 
     groups: dict[int, Group]
-    rollouts: dict[str, list[Rollout]]
     seal: sealing.Seal
+
+
+Known = dict[str, sealing.ReadyGroup]
+"""What the seal rule needs of ready groups, by group id: it does not change any more, so it is read once."""
 
 
 def batch_path(deps: Deps, job_id: str, step: int) -> Path:
@@ -33,26 +37,40 @@ def batch_path(deps: Deps, job_id: str, step: int) -> Path:
     return deps.settings.data_dir / "batches" / job_id / f"{step:08d}.safetensors"
 
 
-async def look(reader: Reader, job: Job) -> Ready:
-    """Read the ready groups and ask the seal rule."""
+async def look(reader: Reader, job: Job, known: Known) -> Ready:
+    """Read the ready groups and ask the seal rule; `known` is filled with what was read and emptied of what is gone."""
     groups = {g.number: g for g in await reader.select(Group, job_id=job.id, state=GroupState.READY, order_by="number")}
-    rollouts: dict[str, list[Rollout]] = defaultdict(list)
-    for rollout in await reader.select(Rollout, group_id=[g.id for g in groups.values()]) if groups else []:
-        rollouts[rollout.group_id].append(rollout)
+    await _learn(reader, groups.values(), known)
     step = job.committed_steps
     rejected = await reader.select(Group, job_id=job.id, state=GroupState.REJECTED, step=step)
     replaced = sum(g.reason.startswith("no_signal") for g in rejected)
     algorithm = job.config.algorithm
     limit = algorithm.groups_per_step if algorithm.max_replacements is None else algorithm.max_replacements
     seal = sealing.choose(
-        [_ready(group, rollouts[group.id]) for group in groups.values()],
+        list(known.values()),
         step=step,
         bound=job.config.staleness.max,
         groups_per_step=algorithm.groups_per_step,
         max_replacements=limit,
         replaced=replaced,
     )
-    return Ready(groups, rollouts, seal)
+    return Ready(groups, seal)
+
+
+async def _learn(reader: Reader, groups: Collection[Group], known: Known) -> None:
+    current = {group.id: group for group in groups}
+    for group_id in [one for one in known if one not in current]:
+        del known[group_id]
+    missing = [group_id for group_id in current if group_id not in known]
+    for group_id, rollouts in (await _members(reader, missing)).items():
+        known[group_id] = _ready(current[group_id], rollouts)
+
+
+async def _members(reader: Reader, group_ids: Sequence[str]) -> dict[str, list[Rollout]]:
+    members: dict[str, list[Rollout]] = defaultdict(list)
+    for rollout in await reader.select(Rollout, group_id=list(group_ids)) if group_ids else []:
+        members[rollout.group_id].append(rollout)
+    return members
 
 
 def _ready(group: Group, rollouts: Sequence[Rollout]) -> sealing.ReadyGroup:
@@ -61,16 +79,17 @@ def _ready(group: Group, rollouts: Sequence[Rollout]) -> sealing.ReadyGroup:
     return sealing.ReadyGroup(group.number, oldest, scores)
 
 
-async def seal_next(deps: Deps, job: Job, *, waited_s: float) -> Batch | None:
+async def seal_next(deps: Deps, job: Job, known: Known, *, waited_s: float) -> Batch | None:
     """Seal the batch of step `committed_steps` if enough groups are ready; apply the rule's rejections either way."""
-    ready = await deps.store.read(lambda r: look(r, job))
+    ready = await deps.store.read(lambda r: look(r, job, known))
     if ready.seal.rejected:
         await deps.store.write(lambda tx: _reject(tx, job, ready, now=deps.clock.now()))
         deps.wake.notify(job.id)
     if ready.seal.groups is None:
         return None
     chosen = [ready.groups[number] for number in ready.seal.groups]
-    path, digest = await _write_file(deps, job, ready, chosen)
+    members = await deps.store.read(lambda r: _members(r, [g.id for g in chosen]))
+    path, digest = await _write_file(deps, job, ready.seal, chosen, members)
     deps.reach("seal.file_written")
     batch = Batch(
         job_id=job.id,
@@ -79,7 +98,7 @@ async def seal_next(deps: Deps, job: Job, *, waited_s: float) -> Batch | None:
         groups=ready.seal.groups,
         path=str(path),
         digest=digest,
-        rollouts=sum(len(carried(ready.rollouts[g.id])) for g in chosen),
+        rollouts=sum(len(carried(members[g.id])) for g in chosen),
         no_signal=ready.seal.no_signal,
         staleness={str(age): count for age, count in ready.seal.staleness.items()},
         sealed_at=deps.clock.now(),
@@ -92,14 +111,19 @@ async def seal_next(deps: Deps, job: Job, *, waited_s: float) -> Batch | None:
     return batch if sealed else None
 
 
-async def _write_file(deps: Deps, job: Job, ready: Ready, chosen: Sequence[Group]) -> tuple[Path, str]:
-    blobs = {r.blob for g in chosen for r in ready.rollouts[g.id] if r.blob is not None}
+async def _write_file(
+    deps: Deps, job: Job, seal: sealing.Seal, chosen: Sequence[Group], members: Mapping[str, Sequence[Rollout]]
+) -> tuple[Path, str]:
+    blobs = {r.blob for g in chosen for r in members[g.id] if r.blob is not None}
     frames = {blob: await deps.blobs.get(blob) for blob in blobs}
-    data = batch_file(job.id, job.committed_steps, chosen, ready.rollouts, frames=frames, zero=set(ready.seal.zero_weight))
     path = batch_path(deps, job.id, job.committed_steps)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_durably(path, data)
-    return path, blake3(data).hexdigest()
+
+    def write() -> str:
+        data = batch_file(job.id, job.committed_steps, chosen, members, frames=frames, zero=set(seal.zero_weight))
+        write_durably(path, data)
+        return blake3(data).hexdigest()
+
+    return path, await asyncio.to_thread(write)
 
 
 async def _seal(tx: Tx, job: Job, batch: Batch, chosen: Sequence[Group]) -> bool:

@@ -12,7 +12,7 @@ from coordinator.domain.workers import standing
 from coordinator.service.deps import Deps
 from coordinator.service.ports import Reader, Tx
 from coordinator.service.worker_batching import Batcher
-from coordinator.service.worker_bulletin import Bulletin, News
+from coordinator.service.worker_bulletin import Bulletin, News, notice
 from coordinator.service.worker_leases import end_leases
 from coordinator.service.worker_places import may_serve
 from coordinator.service.worker_presence import Heard
@@ -164,14 +164,7 @@ def _notices(news: News, worker: Worker) -> tuple[tuple[VersionNotice, ...], lis
         if not allowed:
             refusals.append(words)
             continue
-        notices.append(
-            VersionNotice(
-                job_id=posting.job.id,
-                version=posting.version,
-                digest=posting.digest,
-                committed_steps=posting.job.committed_steps,
-            )
-        )
+        notices.append(notice(posting))
     if worker.state in (WorkerState.QUARANTINED, WorkerState.DRAINING):
         return (), refusals
     return tuple(notices), refusals

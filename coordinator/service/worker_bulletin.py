@@ -6,13 +6,14 @@ One reading of the rows serves all beats of a short while; anything that grants 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from coordinator.domain.model import Invite, Job, JobState, Publication, PublicationState
 from coordinator.domain.staleness import last_step
 from coordinator.service.deps import Deps
 from coordinator.service.ports import Reader
+from coordinator.wire.messages import VersionNotice
 
 FRESH_S = 0.5
 
@@ -28,6 +29,13 @@ class Posting:
     def is_usable(self, version: int) -> bool:
         """Whether data of `version` can still serve the learner's next step."""
         return self.job.committed_steps <= last_step(version, self.job.config.staleness.max)
+
+
+def notice(posting: Posting) -> VersionNotice:
+    """The posting as workers are told of it."""
+    return VersionNotice(
+        job_id=posting.job.id, version=posting.version, digest=posting.digest, committed_steps=posting.job.committed_steps
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +58,24 @@ class Bulletin:
 
     async def news(self) -> News:
         """The reading to answer from now."""
+        return await self._fresh(lambda _: True)
+
+    async def newer(self, job_id: str, newest: int, than: int) -> Posting | None:
+        """The newest version of a job, known to be at least `newest`, if it is newer than `than`."""
+        if newest <= than:
+            return None
+
+        def names_it(news: News) -> bool:
+            posting = news.postings.get(job_id)
+            return posting is None or posting.version >= newest
+
+        posting = (await self._fresh(names_it)).postings.get(job_id)
+        return posting if posting is not None and posting.version > than else None
+
+    async def _fresh(self, is_enough: Callable[[News], bool]) -> News:
         async with self._lock:
             now = self._deps.clock.now()
-            if self._news is None or not 0 <= now - self._news.at < FRESH_S:
+            if self._news is None or not 0 <= now - self._news.at < FRESH_S or not is_enough(self._news):
                 self._news = await self._deps.store.read(lambda reader: self._read(reader, now))
             return self._news
 

@@ -15,7 +15,6 @@ import structlog
 
 from coordinator.service.deps import Deps, Watch
 from coordinator.service.leasing import Ask, Outcome, grant_round
-from coordinator.wire.messages import LeaseReply
 
 log = structlog.get_logger()
 RECHECK_S = 1.0
@@ -34,6 +33,7 @@ class Waiting:
     is_open: Callable[[], bool]  # whether its connection still stands
     answer: asyncio.Future[Outcome]
     last: Outcome = STOPPING  # what the newest look said
+    newest: int = -1  # the job's newest version at the first look
 
 
 @dataclass(slots=True)
@@ -43,6 +43,7 @@ class Queue:
     waiting: dict[str, Waiting] = field(default_factory=dict)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     pump: asyncio.Task[None] | None = None
+    newest: int = -1  # the job's newest published version, as the newest look found it
 
     def resolve(self, waiting: Waiting, outcome: Outcome) -> None:
         """Answer a request and let it go."""
@@ -60,10 +61,10 @@ class LeaseDesk:
         self._queues: dict[str, Queue] = {}
         self._is_closed = False
 
-    async def ask(self, ask: Ask, *, is_open: Callable[[], bool]) -> LeaseReply:
+    async def ask(self, ask: Ask, *, is_open: Callable[[], bool]) -> Outcome:
         """Work as soon as there is some; after `wait_s` the reason why there is none. A newer request replaces an older one."""
         if self._is_closed:
-            return _reply(STOPPING)
+            return STOPPING
         loop = asyncio.get_running_loop()
         queue = self._queues.setdefault(ask.request.job_id, Queue())
         older = queue.waiting.get(ask.worker_id)
@@ -74,7 +75,7 @@ class LeaseDesk:
         queue.arrived.set()
         if queue.pump is None or queue.pump.done():
             queue.pump = loop.create_task(self._pump(ask.request.job_id, queue))
-        return _reply(await waiting.answer)
+        return await waiting.answer
 
     def hasten(self, job_id: str, worker_id: str) -> None:
         """The worker confirmed newer weights: its waiting request names old ones and is answered at the next look, so that it asks anew."""
@@ -122,8 +123,9 @@ class LeaseDesk:
             await self._grant(job_id, queue, batch)
         now = asyncio.get_running_loop().time()
         for waiting in list(queue.waiting.values()):
-            if waiting.ask.judged and now >= waiting.until:
-                queue.resolve(waiting, waiting.last)
+            # A version published meanwhile ends the wait too: the worker should fetch it now, not at its next beat.
+            if waiting.ask.judged and (now >= waiting.until or waiting.newest < queue.newest):
+                queue.resolve(waiting, replace(waiting.last, newest=queue.newest))
 
     async def _grant(self, job_id: str, queue: Queue, batch: Sequence[Waiting]) -> bool:
         """One transaction; whether it granted anything."""
@@ -132,11 +134,14 @@ class LeaseDesk:
         self._deps.reach("lease.rows_written")
         for waiting in batch:
             outcome = outcomes[waiting.ask.worker_id]
+            queue.newest = max(queue.newest, outcome.newest)
             if outcome.leases and waiting.answer.done():  # replaced meanwhile: the newer request gets the work
                 waiting = queue.waiting.get(waiting.ask.worker_id, waiting)  # noqa: PLW2901
             if outcome.leases or outcome.final:
                 queue.resolve(waiting, outcome)
             else:
+                if not waiting.ask.judged:
+                    waiting.newest = outcome.newest
                 waiting.ask = replace(waiting.ask, judged=True)
                 waiting.last = outcome
         granted = any(outcome.leases for outcome in outcomes.values())
@@ -147,10 +152,6 @@ class LeaseDesk:
 
 def _chunks(waiting: Sequence[Waiting]) -> list[Sequence[Waiting]]:
     return [waiting[start : start + ROUND_MOST] for start in range(0, len(waiting), ROUND_MOST)]
-
-
-def _reply(outcome: Outcome) -> LeaseReply:
-    return LeaseReply(leases=outcome.leases, reason=outcome.reason, retry_after_s=outcome.retry_after_s)
 
 
 async def _sleep(queue: Queue, watch: Watch) -> None:
