@@ -24,6 +24,8 @@ from coordinator.adapters.identity import identity_key
 from coordinator.adapters.learner_process import LearnerProcesses
 from coordinator.adapters.planes import JailedPlanes
 from coordinator.adapters.publisher import ProcessPublisher
+from coordinator.adapters.scratch import remove_scratch
+from coordinator.api.listening import BACKLOG, connection_limits, listen
 from coordinator.api.rest import RUNNER_OPTIONS, add_rest_routes
 from coordinator.api.worker import add_worker_routes
 from coordinator.config import Settings
@@ -32,6 +34,7 @@ from coordinator.jobs_loop import JobsLoop
 from coordinator.service.deps import Deps, ServiceSettings
 from coordinator.service.driving import Tools
 from coordinator.service.sweeping import keep_sweeping, recover
+from coordinator.service.tidying import keep_tidy
 from coordinator.service.tokens import first_admin
 from coordinator.store.blobs import FileBlobs
 from coordinator.store.errors import StoreError
@@ -157,13 +160,13 @@ async def _serve(
 ) -> str:
     app = web.Application(client_max_size=0)
     add_rest_routes(app, deps)
-    add_worker_routes(app, deps, certificate_sha256=certificate)
+    add_worker_routes(app, deps, certificate_sha256=certificate, trusts_proxy=settings.behind_proxy)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=5.0, **RUNNER_OPTIONS)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
-    site = web.TCPSite(runner, settings.host, settings.port, ssl_context=tls)
     try:
-        await site.start()
+        for listener in listen(settings.host, settings.port, connection_limits(behind_proxy=settings.behind_proxy)):
+            await web.SockSite(runner, listener, ssl_context=tls, backlog=BACKLOG).start()
     except OSError as error:
         raise CannotServe(
             f"{settings.host}:{settings.port} cannot be listened on: {error.strerror}; choose another --port"
@@ -182,7 +185,12 @@ async def _start_loops(settings: Settings, deps: Deps, stack: contextlib.AsyncEx
         publisher=publisher,
         planes=JailedPlanes(deps.settings, processes=settings.grader_processes),
     )
-    for name, loop in (("jobs", JobsLoop(deps, tools).run), ("sweep", lambda: keep_sweeping(deps))):
+    loops: tuple[tuple[str, Callable[[], Awaitable[None]]], ...] = (
+        ("jobs", JobsLoop(deps, tools).run),
+        ("sweep", lambda: keep_sweeping(deps)),
+        ("tidy", lambda: keep_tidy(deps, publisher, remove_scratch)),
+    )
+    for name, loop in loops:
         task = asyncio.create_task(_essential(name, loop), name=name)
         stack.push_async_callback(_end, task)
 

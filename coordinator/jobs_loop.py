@@ -35,12 +35,21 @@ class JobsLoop:
             with self._deps.wake.watch("jobs") as watch:
                 await self._settle_ended()
                 while True:
-                    await self._turn()
+                    await self._turn_or_log()
                     await watch.wait(TURN_S)
         finally:
             for task in self._drivers.values():
                 task.cancel()
             await asyncio.gather(*self._drivers.values(), return_exceptions=True)
+
+    async def _turn_or_log(self) -> None:
+        """A full disk or a busy store passes: the rows still say what is to be done. A store that has ended does not."""
+        try:
+            await self._turn()
+        except ConnectionError:
+            raise
+        except Exception:
+            log.exception("jobs_turn_failed")
 
     async def _turn(self) -> None:
         await self._reap()
@@ -48,6 +57,7 @@ class JobsLoop:
         jobs = await self._deps.store.read(lambda r: r.select(Job, state=LIVE, order_by="created_at"))
         for job in jobs:
             await self._end_if_overdue(job)
+        # A paused job with a driver counts: its learner holds memory until the driver gives it back.
         room = self._deps.settings.max_running_jobs - len(self._drivers)
         waiting = [job for job in jobs if job.id not in self._drivers and job.state is not JobState.PAUSED]
         for job in waiting[: max(room, 0)]:
@@ -57,13 +67,12 @@ class JobsLoop:
         for job_id, task in list(self._drivers.items()):
             if not task.done():
                 continue
-            del self._drivers[job_id]
-            error = task.exception()
+            error = asyncio.CancelledError("its driver was cancelled") if task.cancelled() else task.exception()
             if error is not None:
                 log.error("driver_failed", job=job_id, exc_info=error)
-                await self._pause(
-                    job_id, f"internal error, nothing is lost: {_innermost(error)}; see the coordinator's log, then resume"
-                )
+                words = f"internal error, nothing is lost: {_innermost(error)}; see the coordinator's log, then resume"
+                await self._pause(job_id, words)
+            del self._drivers[job_id]  # only now: it is not started again before the pause is on record
 
     async def _pause(self, job_id: str, reason: str) -> None:
         async def save(tx: Tx) -> None:
@@ -102,7 +111,7 @@ class JobsLoop:
             if job is None or job.state in TERMINAL[JobState]:
                 return
             now = self._deps.clock.now()
-            await tx.put(replace(job, state=move(JOB, job.state, "cancelled"), reason=reason, state_since=now))
+            await tx.put(replace(job, state=move(JOB, job.state, "cancelled"), reason=reason, state_since=now, resume_state=None))
             await settle_all(tx, job_id, f"job_cancelled: {reason}", now=now)
             await record_event(tx, job_id, "job_cancelled", {"reason": reason}, now=now)
 

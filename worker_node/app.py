@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from random import Random
 
 from coordinator.wire.signing import public_hex
@@ -17,7 +19,7 @@ from worker_node.adapters.engines import make_engine
 from worker_node.adapters.status_file import Lock
 from worker_node.adapters.swarm import Swarm
 from worker_node.books import Books
-from worker_node.config import WorkerSettings
+from worker_node.config import WorkerSettings, remember_coordinator
 from worker_node.domain.instructions import Stop
 from worker_node.domain.session import Session, SessionSettings
 from worker_node.runtime import Parts, Runtime
@@ -46,12 +48,32 @@ class CrashAt:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-async def run_worker(settings: WorkerSettings) -> Stop:
-    """Join and serve until the end. Raises WorkerError when the worker cannot start."""
+class SteadyClock:
+    """Unix seconds that only go forward, at the rate of the monotonic clock: a step of the machine's clock moves no deadline.
+
+    What it is off (a suspended machine, say) the coordinator's times correct, as they correct a wrong clock.
+    """
+
+    def __init__(self) -> None:
+        self._start = time.time() - time.monotonic()
+
+    def __call__(self) -> float:
+        return self._start + time.monotonic()
+
+
+async def run_worker(settings: WorkerSettings, *, announce: Callable[[Path], None] = lambda _: None) -> Stop:
+    """Join and serve until the end; `announce` is told where a new identity lies. Raises WorkerError when the worker cannot start.
+
+    Nothing in the state directory is touched before its lock is held.
+    """
     identity.make_state_dir(settings.state_dir)
     lock = Lock(settings.state_dir)
     lock.take()
     try:
+        _, is_new = identity.load_or_create(settings.state_dir)
+        if is_new:
+            announce(identity.identity_path(settings.state_dir))
+        remember_coordinator(settings.state_dir, settings.url, settings.coordinator_key)
         runtime = await build(settings)
         _drain_on_signals(runtime)
         return await runtime.run()
@@ -63,7 +85,11 @@ async def build(settings: WorkerSettings) -> Runtime:
     """A worker that is ready to run. Raises IdentityError."""
     key, _ = identity.load_or_create(settings.state_dir)
     client = CoordinatorClient(
-        settings.url, key=key, coordinator_key=settings.coordinator_key, insecure_http=settings.insecure_http
+        settings.url,
+        key=key,
+        coordinator_key=settings.coordinator_key,
+        insecure_http=settings.insecure_http,
+        clock=SteadyClock(),
     )
     swarm = Swarm(settings.state_dir / "weights", client, key, settings.coordinator_key)
     session = Session(

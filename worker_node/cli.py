@@ -104,8 +104,6 @@ def join(
             crash_at=next(iter(config.parse_counts([crash_at], "--crash-at", CRASH_POINTS).items())) if crash_at else None,
         )
         logs.set_up(verbose=verbose)
-        _announce(directory)
-        config.remember_coordinator(directory, url, settings.coordinator_key)
         code = _work(settings)
     raise typer.Exit(code)
 
@@ -113,22 +111,17 @@ def join(
 def _work(settings: config.WorkerSettings) -> int:
     from worker_node.app import run_worker
 
-    stop = asyncio.run(run_worker(settings))
+    stop = asyncio.run(run_worker(settings, announce=_announce))
     typer.echo(f"echo2-worker: stopped: {stop.reason}", err=True)
     return stop.exit_code
 
 
-def _announce(directory: Path) -> None:
-    """Say where the key is, and once that it is worth a backup."""
-    from worker_node.adapters import identity
-
-    _, is_new = identity.load_or_create(directory)
-    if is_new:
-        path = identity.identity_path(directory)
-        typer.echo(
-            f"A new identity lies in {path}. It is this worker's account: back it up with `echo2-worker identity export FILE`.",
-            err=True,
-        )
+def _announce(path: Path) -> None:
+    """Say once where the key is, and that it is worth a backup."""
+    typer.echo(
+        f"A new identity lies in {path}. It is this worker's account: back it up with `echo2-worker identity export FILE`.",
+        err=True,
+    )
 
 
 def _name(given: str | None) -> str:
@@ -190,15 +183,15 @@ def status(state_dir: StateDir = None, as_json: AsJson = False) -> None:
 @app.command()
 def drain(state_dir: StateDir = None, wait: Annotated[bool, typer.Option(help="Wait until it is gone.")] = True) -> None:
     """Let the running worker finish its leases and stop."""
-    from worker_node.adapters.status_file import is_running, read_status
+    from worker_node.adapters.status_file import holder, is_running
 
     with _one_line():
         directory = state_dir or config.default_state_dir()
-        seen = read_status(directory)
-        if seen is None or not is_running(directory):
+        process = holder(directory)
+        if process is None:
             raise ConfigError(f"no worker runs on --state-dir {directory}")
-        os.kill(seen.pid, signal.SIGTERM)
-    typer.echo(f"worker {seen.worker_id} (process {seen.pid}) drains")
+        os.kill(process, signal.SIGTERM)
+    typer.echo(f"the worker (process {process}) drains")
     while wait and is_running(directory):
         time.sleep(0.2)
 

@@ -158,8 +158,11 @@ def peer_settings(host: str, port: int) -> PeerSettings:
 
 def remember_coordinator(state_dir: Path, url: str, key: str) -> None:
     """Keep whom the invite named, so that a known worker comes back without it."""
+    path = state_dir / COORDINATOR_FILE
+    temporary = path.with_name(f".{COORDINATOR_FILE}.{os.getpid()}")
     try:
-        (state_dir / COORDINATOR_FILE).write_text(json.dumps({"url": url.rstrip("/"), "coordinator_key": key}), "utf-8")
+        temporary.write_text(json.dumps({"url": url.rstrip("/"), "coordinator_key": key}), "utf-8")
+        temporary.replace(path)
     except OSError as error:
         raise ConfigError(f"--state-dir {state_dir} cannot be written: {error.strerror}") from error
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +18,13 @@ from coordinator.wire import messages as wire
 from p2p.errors import SwarmError
 from worker_node.adapters.bench import decode_rate
 from worker_node.adapters.coordinator_client import CoordinatorClient
-from worker_node.adapters.engine import Aborted, EngineHost, Finished, Output, Unmakeable
+from worker_node.adapters.engine import Aborted, EngineCore, EngineHost, Finished, Output, Swapped, Unmakeable
 from worker_node.adapters.swarm import Swarm
 from worker_node.books import Books
 from worker_node.config import WorkerSettings
 from worker_node.domain import events as ev
 from worker_node.domain import instructions as do
+from worker_node.domain.report import Report
 from worker_node.domain.session import Session
 from worker_node.domain.weights import Version
 from worker_node.errors import CallError, EngineError, TrustError
@@ -76,6 +77,7 @@ class Runtime:
         self._stop: do.Stop | None = None
         self._said = ""
         self._status_at = 0.0
+        self._is_blind = False  # the status file could not be written
 
     async def run(self) -> do.Stop:
         """Serve until the session stops. Raises EngineError or ConfigError when the worker cannot even start."""
@@ -149,7 +151,7 @@ class Runtime:
             case do.SubmitCompletions():
                 self._call(ev.Call.SUBMIT, instruction.epoch, self._submit(instruction), lease_id=instruction.lease_id)
             case do.DropVersions():
-                self._spawn(self._swarm.drop(instruction.versions))
+                self._spawn(self._drop(instruction.versions))
             case do.SendLeave():
                 self._call(ev.Call.LEAVE, instruction.epoch, self._leave(instruction))
             case do.Stop():
@@ -191,7 +193,7 @@ class Runtime:
     async def _confirm(self, confirm: do.SendConfirm) -> None:
         reply = await self._client.confirm(confirm_message(confirm))
         self._reach("worker.confirmed")
-        self._push(ev.ConfirmAnswered(confirm.version, reply.accepted, reply.reason))
+        self._push(ev.ConfirmAnswered(confirm.version, reply.accepted, reply.reason, epoch=confirm.epoch))
 
     async def _submit(self, submission: do.SubmitCompletions) -> None:
         frame = await asyncio.to_thread(frame_of, submission)
@@ -211,7 +213,7 @@ class Runtime:
     async def _fetch_pieces(self, version: Version) -> None:
         try:
             finished = await self._swarm.bring(
-                version, epoch=self._epoch, networks=self._networks, on_progress=self._books.fetch_progress
+                version, epoch=lambda: self._epoch, networks=self._networks, on_progress=self._books.fetch_progress
             )
         except (SwarmError, CallError, OSError) as error:
             self._push(ev.FetchFailed(version, str(error)))
@@ -221,28 +223,42 @@ class Runtime:
         self._reach("worker.fetched")
         self._push(finished)
 
-    async def _swap(self, swap: do.SwapWeights) -> None:
-        version, started = swap.version, self._clock()
-        load = self._loaded_job != version.job_id
+    async def _drop(self, versions: Collection[Version]) -> None:
         try:
-            canary = await self._host.swap(
+            await self._swarm.drop(versions)
+        except OSError as error:  # what is left is removed at the next start
+            self._log.warning("old versions are not removed", reason=str(error))
+
+    async def _swap(self, swap: do.SwapWeights) -> None:
+        version = swap.version
+        load = self._loaded_job != version.job_id
+        self._loaded_job = None if load else self._loaded_job
+        try:
+            await self._host.swap(
                 self._swarm.weights(version),
                 load=load,
                 abort_running=swap.abort_running,
                 canary_ids=self._swarm.canary_ids(version),
+                measure=self._measure if load else lambda _: 0.0,
+                on_swapped=lambda swapped: self._swapped(version, swapped),
             )
-            self._loaded_job = version.job_id
-            seconds = self._clock() - started
-            if load and self._settings.engine.tokens_per_s <= 0:
-                slots = min(self._settings.engine.slots, _BENCH_SLOTS)
-                self._books.tokens_per_s = await self._host.run(lambda core: decode_rate(core, slots=slots))
         except EngineError as error:
             if not error.poisoned:  # a poisoned engine reports by its own way
-                self._loaded_job = None if load else self._loaded_job
-                self._push(ev.SwapFailed(version, str(error)))
-            return
+                self._push(ev.SwapFailed(version, str(error), kept=not load))
+
+    def _measure(self, core: EngineCore) -> float:
+        """The decode rate, after the first load unless it is set; no work was asked for yet, so nothing runs."""
+        if self._settings.engine.tokens_per_s > 0 or self._books.tokens_per_s > 0:
+            return 0.0
+        return decode_rate(core, slots=min(self._settings.engine.slots, _BENCH_SLOTS))
+
+    def _swapped(self, version: Version, swapped: Swapped) -> None:
+        """Called among the engine's outputs, before any that the new weights made."""
         self._reach("worker.swapped")
-        self._push(ev.SwapFinished(version, canary, seconds))
+        self._loaded_job = version.job_id
+        if swapped.tokens_per_s > 0:
+            self._books.tokens_per_s = swapped.tokens_per_s
+        self._push(ev.SwapFinished(version, swapped.canary_logprobs, swapped.seconds))
 
     # --- engine, on the event loop
 
@@ -276,8 +292,9 @@ class Runtime:
         """Carry out a call; a failure becomes an event."""
         try:
             await work
-        except TrustError as error:
-            self._push(ev.CallFailed(call, ev.Outcome.FATAL, "not_trusted", str(error), epoch=epoch, lease_id=lease_id))
+        except TrustError as error:  # at first a wrong URL or invite; later something in between, which ends nothing
+            outcome = ev.Outcome.TRY_AGAIN if self._epoch else ev.Outcome.FATAL
+            self._push(ev.CallFailed(call, outcome, "not_trusted", str(error), epoch=epoch, lease_id=lease_id))
         except CallError as error:
             self._log.info("call failed", call=call.value, code=error.code, reason=str(error))
             failed = ev.CallFailed(
@@ -316,7 +333,18 @@ class Runtime:
         now = self._clock()
         if ended is not None or now >= self._status_at:
             self._status_at = now + STATUS_EVERY_S
+            self._write_status(report, now, ended)
+
+    def _write_status(self, report: Report, now: float, ended: str | None) -> None:
+        """The work goes on without a status file: a full disk must not end it."""
+        try:
             self._books.write(report, now=now, ended=ended)
+        except OSError as error:
+            if not self._is_blind:
+                self._log.warning("the status file cannot be written", reason=str(error))
+            self._is_blind = True
+        else:
+            self._is_blind = False
 
     async def _close(self) -> None:
         for task in list(self._tasks):

@@ -29,8 +29,10 @@ def _answer(request: dict[str, object]) -> dict[str, str]:
             version=int(str(request["version"])),
             canary_ids=tuple(request["canary_ids"]),  # type: ignore[arg-type]
         )
-    except (SwarmError, OSError) as error:
+    except SwarmError as error:
         return {"error": f"{type(error).__name__}: {error}"}
+    except OSError as error:
+        return {"error": f"{type(error).__name__}: {error}", "errno": str(error.errno or 5)}
     return {"manifest": manifest.to_json(), "digest": manifest.digest}
 
 

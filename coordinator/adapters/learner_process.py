@@ -22,7 +22,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from coordinator.adapters.child import child_environment
-from coordinator.service.job_ports import LearnerLost, LearnerRefused
+from coordinator.service.job_ports import LearnerHostFault, LearnerLost, LearnerRefused
 from coordinator.wire.learner_link import ANSWERS, Answer, Failed, Request
 
 LINE_LIMIT_BYTES = 64 << 20
@@ -72,6 +72,8 @@ class LearnerProcess:
         if isinstance(answer, Failed):
             if answer.fatal and answer.code != "internal":  # an internal fault may be gone after a restart
                 raise LearnerRefused(f"{answer.code}: {answer.message}")
+            if answer.code == "disk":  # six restarts would not make room; a pause gives someone the time to
+                raise LearnerHostFault(answer.message)
             raise LearnerLost(f"{answer.code}: {answer.message}")
         return answer
 
@@ -107,7 +109,7 @@ class LearnerProcesses:
         """Spawn, wait for the connection, verify who connected."""
         self._log_dir.mkdir(parents=True, exist_ok=True)
         log_path = self._log_dir / f"learner-{job_id}.log"
-        folder = Path(tempfile.mkdtemp(prefix="echo2-"))  # Unix socket paths are limited to about 100 bytes
+        folder = Path(tempfile.mkdtemp(prefix="echo2-link-"))  # Unix socket paths are limited to about 100 bytes
         arrived: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.get_running_loop().create_future()
 
         def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -116,19 +118,28 @@ class LearnerProcesses:
             else:
                 arrived.set_result((reader, writer))
 
-        server = await asyncio.start_unix_server(connected, folder / "link", limit=LINE_LIMIT_BYTES)
-        process = await self._spawn(folder / "link", log_path)
         try:
-            reader, writer = await self._connection(process, arrived)
+            server = await asyncio.start_unix_server(connected, folder / "link", limit=LINE_LIMIT_BYTES)
+            try:
+                process = await self._spawn(folder / "link", log_path)
+                reader, writer = await self._connected(process, arrived)
+            finally:
+                server.close()
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return LearnerProcess(process, reader, writer, fence=fence, log_path=log_path)
+
+    async def _connected(
+        self, process: Process, arrived: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """The link to the process, which is ended when there is none."""
+        try:
+            return await self._connection(process, arrived)
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
             raise
-        finally:
-            server.close()
-            shutil.rmtree(folder, ignore_errors=True)
-        return LearnerProcess(process, reader, writer, fence=fence, log_path=log_path)
 
     async def _spawn(self, link: Path, log_path: Path) -> Process:
         with log_path.open("ab") as log:

@@ -9,16 +9,19 @@ from asyncio.subprocess import Process
 from collections.abc import Sequence
 from pathlib import Path
 
+import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.adapters.child import child_environment
-from coordinator.service.job_ports import PublishFailed, SignedManifest
+from coordinator.service.job_ports import PublishFailed, PublishInterrupted, SignedManifest
 from coordinator.service.ports import Clock
 from p2p.adapters.piece_store import PieceStore
 from p2p.domain.manifest import Manifest
 from p2p.domain.signing import sign_manifest
 
+log = structlog.get_logger()
 LINE_LIMIT_BYTES = 64 << 20
+TRIES = 3  # an encoder that was killed is started again: encoding the same directory again gives the same pieces
 
 
 class ProcessPublisher:
@@ -42,13 +45,27 @@ class ProcessPublisher:
             "version": version,
             "canary_ids": list(canary_ids),
         }
-        answer = await self._ask(json.dumps(request).encode() + b"\n")
+        answer = await self._ask_again(json.dumps(request).encode() + b"\n")
+        if "errno" in answer:  # the disk's fault, not the job's: an OSError pauses the job, PublishFailed would end it
+            raise OSError(int(answer["errno"]), f"version {version} could not be encoded: {answer['error']}")
+        if "interrupted" in answer:
+            raise PublishInterrupted(f"version {version} could not be encoded now: {answer['interrupted']}")
         if "error" in answer:
             raise PublishFailed(f"version {version} could not be encoded: {answer['error']}")
         text = answer["manifest"]
         return SignedManifest(text, sign_manifest(self._key, text), answer["digest"], self._clock.now() - begun)
 
-    async def _ask(self, line: bytes) -> dict[str, str]:
+    async def _ask_again(self, line: bytes) -> dict[str, str]:
+        """The encoder's answer, from a new one when it dies. Raises PublishFailed when that happens TRIES times."""
+        for _ in range(TRIES):
+            answer = await self._ask(line)
+            if answer is not None:
+                return answer
+            log.warning("encoder_ended")
+        raise PublishFailed(f"the encoder process ended without an answer, {TRIES} times")
+
+    async def _ask(self, line: bytes) -> dict[str, str] | None:
+        """One request to one encoder; None when it ended before it answered."""
         async with self._turn:
             child = await self._running()
             assert child.stdin is not None
@@ -58,13 +75,18 @@ class ProcessPublisher:
                     child.stdin.write(line)
                     await child.stdin.drain()
                     reply = await child.stdout.readline()
-            except (TimeoutError, ConnectionError, asyncio.CancelledError):
+            except TimeoutError:
+                await self._drop()
+                raise PublishInterrupted(f"the encoder process gave no answer within {self._deadline_s:g} s") from None
+            except BaseException as error:
                 # A half-read answer would be taken for the next request's: never reuse this child.
                 await self._drop()
+                if isinstance(error, ConnectionError):
+                    raise PublishInterrupted("the encoder process ended") from error
                 raise
             if not reply.endswith(b"\n"):
                 await self._drop()
-                raise PublishFailed("the encoder process ended without an answer")
+                raise PublishInterrupted("the encoder process ended without an answer")
             answer: dict[str, str] = json.loads(reply)
             return answer
 
@@ -89,8 +111,11 @@ class ProcessPublisher:
 
     async def remove_pieces(self, manifests: Sequence[str], *, kept: Sequence[str]) -> int:
         """Delete pieces that only `manifests` name."""
-        gone, stays = _pieces(manifests), _pieces(kept)
-        return await asyncio.to_thread(_remove, self._store_dir, gone - stays)
+        return await asyncio.to_thread(_remove, self._store_dir, manifests, kept)
+
+    async def keep_pieces(self, kept: Sequence[str]) -> int:
+        """Delete what `kept` does not name."""
+        return await asyncio.to_thread(_keep, self._store_dir, kept)
 
     async def close(self) -> None:
         """End the encoder."""
@@ -106,8 +131,13 @@ def _pieces(manifests: Sequence[str]) -> set[str]:
     return found
 
 
-def _remove(store_dir: Path, digests: set[str]) -> int:
-    store = PieceStore(store_dir)
+def _remove(store_dir: Path, manifests: Sequence[str], kept: Sequence[str]) -> int:
+    store, digests = PieceStore(store_dir), _pieces(manifests) - _pieces(kept)
     for digest in digests:
         store.remove(digest)
     return len(digests)
+
+
+def _keep(store_dir: Path, kept: Sequence[str]) -> int:
+    store = PieceStore(store_dir)
+    return store.sweep() + store.keep_only(_pieces(kept))

@@ -10,8 +10,9 @@ from prometheus_client.registry import Collector
 
 from coordinator.domain.model import Batch, Job, JobState, Worker, WorkerState
 from coordinator.service.operator_figures import ENDED, learner_view
-from coordinator.service.operator_views import job_cost_uusd, newest_metric
+from coordinator.service.operator_views import newest_metric
 from coordinator.service.ports import Reader
+from coordinator.service.spending import spent_uusd
 from coordinator.wire.rest import REWARD_METRIC
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -74,7 +75,7 @@ async def _job(reader: Reader, job: Job, *, now: float) -> list[Sample]:
         ("echo2_job_planned_steps", "Steps the job ends after", job.config.budget.steps),
         ("echo2_job_reward", "Mean sampled reward of the newest step", None if reward is None else reward.value),
         ("echo2_job_learner_utilisation", f"Training share of learner time, newest {STEPS_COUNTED} steps", learner.utilisation),
-        ("echo2_job_cost_usd", "Asked price of the workers' sessions so far", await job_cost_uusd(reader, job) / 1e6),
+        ("echo2_job_cost_usd", "Asked price of the workers' sessions so far", await spent_uusd(reader, job) / 1e6),
         ("echo2_job_last_step_age_seconds", "Since a step was last committed", now - max(committed) if committed else None),
     ]
     return [(name, words, labels, value) for name, words, value in figures if value is not None]

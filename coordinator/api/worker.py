@@ -29,13 +29,19 @@ __all__ = ["FRAME_TYPE", "PREFIX", "Call", "add_worker_routes", "answer"]
 
 
 def add_worker_routes(
-    app: web.Application, deps: Deps, *, certificate_sha256: str | None, limits: ProtocolLimits | None = None
+    app: web.Application,
+    deps: Deps,
+    *,
+    certificate_sha256: str | None,
+    limits: ProtocolLimits | None = None,
+    trusts_proxy: bool = False,
 ) -> None:
     """Add the protocol to `app`. `certificate_sha256` is that of the TLS certificate served (hex); None behind a proxy.
 
+    `trusts_proxy`: every request comes through a proxy that appends the client's address to X-Forwarded-For.
     Run the app with `auto_decompress=False`: an encoded body must be refused, not expanded.
     """
-    desk = Desk(deps, limits or ProtocolLimits())
+    desk = Desk(deps, limits or ProtocolLimits(), trusts_proxy=trusts_proxy)
     app.on_shutdown.append(desk.close)
 
     async def identity(_request: web.Request) -> web.Response:

@@ -10,7 +10,7 @@ import structlog
 from aiohttp import web
 from aiohttp.web_protocol import RequestPayloadError
 
-from coordinator.api.worker_http import answer, check_head, read_body, refusal, reserved
+from coordinator.api.worker_http import answer, check_head, held, read_body, refusal
 from coordinator.domain.model import Worker
 from coordinator.service.deps import Deps
 from coordinator.service.submitting import SubmitDesk
@@ -39,9 +39,10 @@ log = structlog.get_logger()
 class Desk:
     """What the routes share, for as long as the app runs. All of it is bounded, and none of it survives a restart."""
 
-    def __init__(self, deps: Deps, limits: ProtocolLimits) -> None:
+    def __init__(self, deps: Deps, limits: ProtocolLimits, *, trusts_proxy: bool = False) -> None:
         self.deps = deps
         self.limits = limits
+        self._trusts_proxy = trusts_proxy
         self.key_id = key_id(public_hex(deps.key))
         self.nonces = NonceMemory(limits.nonces)
         self.bodies = ByteBudget(limits.bodies_in_flight_bytes)
@@ -62,6 +63,14 @@ class Desk:
         found = await self.deps.store.read(lambda reader: reader.select(Worker, id=sorted(set(ids))))
         by_id = {worker.id: worker for worker in found}
         return [by_id.get(one) for one in ids]
+
+    def address_of(self, request: web.Request) -> str:
+        """Whose share a request counts against: behind a proxy, the address that the proxy itself saw and wrote last."""
+        if self._trusts_proxy:
+            forwarded = request.headers.getall("X-Forwarded-For", [""])[-1].rpartition(",")[2].strip()
+            if forwarded:
+                return forwarded[:64]
+        return request.remote or ""
 
     async def close(self, _app: web.Application) -> None:
         """Answer those who wait."""
@@ -99,10 +108,12 @@ def guarded(desk: Desk, route: Route, *, limit: int, content_type: str) -> Calla
         try:
             fields, signature = _open(desk, request)
             nonce = fields.nonce
-            amount = check_head(request, limit=limit, content_type=content_type)
-            async with reserved(desk.bodies, amount):
-                body = await read_body(request, limit=limit, limits=desk.limits)
-                call = await _authenticate(desk, request, Proof(fields, signature, body), is_join=request.path.endswith("/join"))
+            check_head(request, limit=limit, content_type=content_type)
+            is_join = request.path.endswith("/join")
+            worker = None if is_join else await _claimed(desk, request, fields)
+            with held(desk.bodies) as hold:
+                body = await read_body(request, hold, limit=limit, limits=desk.limits)
+                call = await _authenticate(desk, request, Proof(fields, signature, body), worker)
                 outcome = await route(call)
         except Exception as error:
             problem = _problem_of(error, request)
@@ -128,7 +139,7 @@ def _problem_of(error: Exception, request: web.Request) -> ProtocolRefusal:
 def _open(desk: Desk, request: web.Request) -> tuple[SignedFields, str]:
     """The signed fields, their time checked, before the body is read."""
     now = desk.deps.clock.now()
-    address = request.remote or ""
+    address = desk.address_of(request)
     wait_s = desk.addresses.take(address, now) or desk.failures.wait_s(address, now)
     if wait_s:
         raise too_many("requests from this address", retry_after_s=wait_s)
@@ -141,22 +152,24 @@ def _open(desk: Desk, request: web.Request) -> tuple[SignedFields, str]:
     return read
 
 
-async def _authenticate(desk: Desk, request: web.Request, proof: Proof, *, is_join: bool) -> Call:
-    """Key, signature, nonce, session, and the key's share of requests."""
+async def _claimed(desk: Desk, request: web.Request, fields: SignedFields) -> Worker:
+    """The worker that the request claims to come from: a body from nobody is not worth reading."""
+    worker = await desk.workers.ask(fields.worker)
+    if worker is None:
+        desk.failures.take(desk.address_of(request), desk.deps.clock.now())
+        raise unknown_worker(fields)
+    return worker
+
+
+async def _authenticate(desk: Desk, request: web.Request, proof: Proof, worker: Worker | None) -> Call:
+    """Signature, nonce, session, and the key's share of requests. `worker` is None for join: its key is in its body."""
     deps, fields = desk.deps, proof.fields
     try:
-        if is_join:
-            joining = parse(JoinRequest, proof.body)
-            public_key, worker = joining.public_key, None
-        else:
-            joining = None
-            worker = await desk.workers.ask(fields.worker)
-            if worker is None:
-                raise unknown_worker(fields)
-            public_key = worker.public_key
+        joining = parse(JoinRequest, proof.body) if worker is None else None
+        public_key = joining.public_key if joining is not None else worker.public_key if worker is not None else ""
         check_signature(public_key, proof)
     except ProtocolRefusal:
-        desk.failures.take(request.remote or "", deps.clock.now())
+        desk.failures.take(desk.address_of(request), deps.clock.now())
         raise
     now = deps.clock.now()
     wait_s = desk.keys.take(fields.worker, now)

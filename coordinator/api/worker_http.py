@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 
 from aiohttp import web
@@ -19,10 +19,11 @@ from coordinator.wire.signing import REPLY_HEADER, reply_message
 JSON_TYPE = "application/json"
 PROBLEM_TYPE = "application/problem+json"
 FRAME_TYPE = "application/vnd.echo2.frame"
+_BODY_LEFT = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
 
 
-def check_head(request: web.Request, *, limit: int, content_type: str) -> int:
-    """What the request's headers promise: the bytes to reserve for its body. Raises ProtocolRefusal before any is read."""
+def check_head(request: web.Request, *, limit: int, content_type: str) -> None:
+    """Check what the request's headers promise. Raises ProtocolRefusal before a byte of the body is read."""
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding.lower() != "identity":
         words = f"Content-Encoding is {encoding[:40]!r}; bodies are taken as they are"
@@ -34,22 +35,34 @@ def check_head(request: web.Request, *, limit: int, content_type: str) -> int:
     if request.method == "POST" and request.content_type != content_type:
         words = f"Content-Type is {request.content_type[:60]!r}"
         raise ProtocolRefusal(415, "content_type", words, field="Content-Type", fix=f"send {content_type}")
-    return limit if length is None else length
 
 
-@asynccontextmanager
-async def reserved(budget: ByteBudget, amount: int) -> AsyncIterator[None]:
-    """Hold `amount` bytes of the budget while a body is read and worked on."""
-    if not budget.reserve(amount):
-        raise busy("busy", "too many request bodies are in flight", retry_after_s=1.0)
+class Hold:
+    """Bytes of one body that count against the budget: those that arrived, not those that a stranger announced."""
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self._budget = budget
+        self.amount = 0
+
+    def add(self, amount: int) -> None:
+        """Raises ProtocolRefusal when all bodies together would hold more than the budget."""
+        if not self._budget.reserve(amount):
+            raise busy("busy", "too many request bodies are in flight", retry_after_s=1.0)
+        self.amount += amount
+
+
+@contextmanager
+def held(budget: ByteBudget) -> Iterator[Hold]:
+    """Count a body against the budget while it is read and worked on."""
+    hold = Hold(budget)
     try:
-        yield
+        yield hold
     finally:
-        budget.release(amount)
+        budget.release(hold.amount)
 
 
-async def read_body(request: web.Request, *, limit: int, limits: ProtocolLimits) -> bytes:
-    """The body as sent, at most `limit` bytes. Raises ProtocolRefusal when it is larger, or too slow."""
+async def read_body(request: web.Request, hold: Hold, *, limit: int, limits: ProtocolLimits) -> bytes:
+    """The body as sent, at most `limit` bytes. Raises ProtocolRefusal when it is larger, too slow, or one too many."""
     parts: list[bytes] = []
     size = 0
     try:
@@ -63,6 +76,7 @@ async def read_body(request: web.Request, *, limit: int, limits: ProtocolLimits)
                 if size > limit:
                     words = f"the body exceeds the {limit} bytes that this route takes"
                     raise ProtocolRefusal(413, "body_too_large", words, field="body", fix="split what you send")
+                hold.add(len(part))
                 parts.append(part)
     except TimeoutError as error:
         words = f"the body came too slowly: {size} bytes so far"
@@ -100,7 +114,7 @@ def refusal(problem: ProtocolRefusal, *, key: Ed25519PrivateKey, nonce: str, now
     response = signed(body, status=problem.status, content_type=PROBLEM_TYPE, key=key, nonce=nonce)
     if problem.retry_after_s is not None:
         response.headers["Retry-After"] = str(max(1, round(problem.retry_after_s)))
-    if problem.status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNSUPPORTED_MEDIA_TYPE):
+    if problem.status in _BODY_LEFT:
         response.force_close()  # what is left of the body is not read
     return response
 

@@ -171,10 +171,11 @@ def download(connection: Connection, job: str, version: int, out: Path) -> None:
         if entry is None:
             known = ", ".join(str(c["version"]) for c in found) or "none"
             raise CoordinatorError(f"job {job} has no version {version} on the coordinator; there are: {known}")
+        names = [f["name"] for f in entry["files"]]
+        if strange := [name for name in names if Path(name).name != name or name in ("", ".", "..")]:
+            raise CoordinatorError(f"the coordinator names a file {strange[0]!r}, which is no plain name: nothing was written")
         out.mkdir(parents=True, exist_ok=True)
-        return sum(
-            [await client.download(f"/jobs/{job}/checkpoints/{version}/{f['name']}", out / f["name"]) for f in entry["files"]]
-        )
+        return sum([await client.download(f"/jobs/{job}/checkpoints/{version}/{name}", out / name) for name in names])
 
     console.print(f"{connection.run(action)} bytes in {out}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -12,9 +13,25 @@ from rich.table import Table
 
 from pricing.money import uusd_to_usd
 
-# Markup is off: prompts, completions and reasons hold brackets of their own.
-console = Console(markup=False, highlight=False)
-errors = Console(stderr=True, markup=False, highlight=False)
+# What strangers wrote (completions, names, reasons) must not steer the reader's terminal: no escape sequence leaves here.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def plain(text: object) -> str:
+    """Text with control characters, and those that turn the direction of writing, spelled out; tab and line feed stay."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), str(text))
+
+
+class PlainConsole(Console):
+    """A console that shows text and nothing else. Markup is off: prompts, completions and reasons hold brackets of their own."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """As `Console.print`; tables are built from plain text by `show_table`."""
+        super().print(*(plain(thing) if isinstance(thing, str) else thing for thing in objects), **options)
+
+
+console = PlainConsole(markup=False, highlight=False)
+errors = PlainConsole(stderr=True, markup=False, highlight=False)
 
 
 def show_json(value: Any) -> None:
@@ -24,12 +41,12 @@ def show_json(value: Any) -> None:
 
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """A table; an empty one says so."""
-    table = Table(title=title, title_justify="left", header_style="bold")
+    table = Table(title=plain(title), title_justify="left", header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold")
     count = 0
     for row in rows:
-        table.add_row(*("" if cell is None else str(cell) for cell in row))
+        table.add_row(*("" if cell is None else plain(cell) for cell in row))
         count += 1
     if count:
         console.print(table)

@@ -24,6 +24,7 @@ from coordinator.demo.view import view
 from coordinator.rest_client import RequestFailed, RestClient
 
 READY_S = 60.0
+JOINED_S = 180.0  # torch takes its time to be imported on a busy machine
 POLL_S = 0.5
 LIMIT_S = 6 * 3600.0
 PRICES = (0.12, 0.20, 0.35, 0.00, 0.48, 0.27)  # USD per hour; one volunteer
@@ -160,6 +161,10 @@ class _Demo:
                 return
             if job["state"] == "paused":
                 raise DemoFailed(f"the job paused itself: {job['reason']}")
+            if not workers and time.monotonic() - begun > JOINED_S:
+                raise DemoFailed(
+                    f"no worker joined within {JOINED_S:.0f} s: {self._workers[0].last_words()}; logs are in {self._work}"
+                )
             self._kill_if_due(job)
             self._check_children(until)
             await asyncio.sleep(POLL_S)

@@ -18,6 +18,8 @@ from coordinator.domain.staleness import last_step as last_step_of
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
+# ln of the smallest float32 is -103.3: a token with less could not have been sampled, and its ratio to any policy overflows.
+LOWEST_LOGPROB = -104.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,6 +170,9 @@ def _wrong_values(done: Submitted, limits: CompletionLimits) -> Refused | None:
         return _fault("logprob_not_finite", "a log-prob is NaN or infinite; send that of the sampled token")
     if most > 0.0:
         return _fault("logprob_positive", f"log-prob {most:.6g} is above 0; a probability cannot exceed 1")
+    if least < LOWEST_LOGPROB:
+        words = f"log-prob {least:.6g} is below {LOWEST_LOGPROB:g}: no float32 probability is that small, so it was never sampled"
+        return _fault("logprob_impossible", words)
     return None
 
 
@@ -274,7 +279,7 @@ def _all_plain(completions: Sequence[Submitted], limits: CompletionLimits) -> bo
         int(ids.min()) >= 0
         and int(ids.max()) < limits.vocab_size
         and float(logprobs.max()) <= 0.0
-        and float(logprobs.min()) > -np.inf
+        and float(logprobs.min()) >= LOWEST_LOGPROB
         and bool((versions == version).all())
         and limits.lease_version <= version <= limits.last_step
         and _wrong_claim(version, limits) is None

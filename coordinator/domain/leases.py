@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coordinator.domain.model import Lease, LeaseState
+from coordinator.domain.staleness import last_step
 
 MARGIN = 3.0  # a worker may be this many times slower than it measured before its lease ends
 
@@ -33,10 +34,11 @@ def wall_deadline(now: float, *, slots: int, max_new_tokens: int, tokens_per_s: 
 
 
 def ending(
-    lease: Lease, *, now: float, committed_steps: int, worker_alive: bool, rolled_back: frozenset[str]
+    lease: Lease, *, now: float, committed_steps: int, bound: int | None = None, worker_alive: bool, rolled_back: frozenset[str]
 ) -> tuple[LeaseState, str] | None:
     """What ends a LIVE lease now, and why; None while it lives, or when it ended before.
 
+    `bound` is S now: lowered since the grant, it ends a lease early; raised, it changes nothing (None: as at the grant).
     The wall comes before the version: only work that is in time by the wall is the coordinator's to pay for.
     """
     if lease.state is not LeaseState.LIVE:
@@ -47,10 +49,10 @@ def ending(
         return LeaseState.EXPIRED, f"lease_expired: its wall deadline passed {now - lease.deadline:.1f} s ago"
     if lease.digest in rolled_back:
         return LeaseState.DEAD, f"policy_rolled_back: version {lease.version} was published anew with other weights"
-    if committed_steps > lease.last_step:
+    latest = lease.last_step if bound is None else min(lease.last_step, last_step(lease.version, bound))
+    if committed_steps > latest:
         return LeaseState.DEAD, (
-            f"lease_dead_by_version: version {lease.version} serves steps up to {lease.last_step}; "
-            f"{committed_steps} steps are committed"
+            f"lease_dead_by_version: version {lease.version} serves steps up to {latest}; {committed_steps} steps are committed"
         )
     return None
 

@@ -2,7 +2,7 @@
 
 An event that is not in a state's row is illegal there: `move` raises and nothing changes. `TERMINAL` holds the states that
 nobody waits to see end; a few have a late move all the same (a worker that is gone may join again, a retired version may
-turn out to be rolled back). Every other state has a timer in `TIMERS` (law 5): what ends it when nothing else happens.
+turn out to be rolled back, and rolled-back bits may come out of a second replay). Every other state has a timer in `TIMERS` (law 5): what ends it when nothing else happens.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def resumed_event(resume_state: JobState | None) -> str:
 
 
 # Quarantine outlives the worker's presence: leaving, being lost and joining again do not end it. Its timer does
-# (`quarantine_served`), or an operator (`released`).
+# (`quarantine_served`), or an operator (`released`): the worker is then gone until it joins again, because its session
+# ended with the quarantine and no time is paid for between the two.
 WORKER: Final[Table[WorkerState]] = {
     WorkerState.STANDBY: {
         "rejoined": WorkerState.STANDBY,
@@ -123,8 +124,8 @@ WORKER: Final[Table[WorkerState]] = {
         "quarantined": WorkerState.QUARANTINED,
         "left": WorkerState.QUARANTINED,
         "lost": WorkerState.QUARANTINED,
-        "released": WorkerState.STANDBY,
-        "quarantine_served": WorkerState.STANDBY,
+        "released": WorkerState.GONE,
+        "quarantine_served": WorkerState.GONE,
     },
     WorkerState.GONE: {"rejoined": WorkerState.STANDBY, "quarantined": WorkerState.QUARANTINED},
 }
@@ -179,7 +180,7 @@ BATCH: Final[Table[BatchState]] = {BatchState.SEALED: {"step_committed": BatchSt
 PUBLICATION: Final[Table[PublicationState]] = {
     PublicationState.PUBLISHED: {"retired": PublicationState.RETIRED, "rolled_back": PublicationState.ROLLED_BACK},
     PublicationState.RETIRED: {"rolled_back": PublicationState.ROLLED_BACK},
-    PublicationState.ROLLED_BACK: {},
+    PublicationState.ROLLED_BACK: {"published_again": PublicationState.PUBLISHED},
 }
 
 # Keyed by the enum first: members of two string enums with the same value are one dictionary key.

@@ -24,11 +24,13 @@ __all__ = [
     "Scores",
     "bounded",
     "check_index",
+    "is_trainable",
     "scored",
 ]
 
 SPLITS = ("train", "eval")
 DETAIL_LIMIT_CHARS = 500
+LARGEST_REWARD = 1e30  # batches carry float32, which ends at 3.4e38
 
 Message = Mapping[str, Any]
 PromptValue = str | list[Message]
@@ -102,10 +104,16 @@ class EnvironmentSpec:
         return asdict(self)
 
 
+def is_trainable(reward: float) -> bool:
+    """Whether a reward survives the way to the learner: finite, also in float32."""
+    return math.isfinite(reward) and abs(reward) <= LARGEST_REWARD
+
+
 def scored(reward: float) -> Outcome:
-    """A finite score; anything else is `failed`, as training on it would poison the group."""
-    if not math.isfinite(reward):
-        return Outcome("failed", None, f"the reward is {reward}; return a finite number, or None for 'does not apply'")
+    """A score; what is not finite is `failed`, as training on it would poison the group."""
+    if not is_trainable(reward):
+        words = f"the reward is {reward}; return a number of at most {LARGEST_REWARD:g}, or None for 'does not apply'"
+        return Outcome("failed", None, words)
     return Outcome("scored", float(reward))
 
 

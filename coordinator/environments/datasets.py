@@ -20,6 +20,7 @@ from coordinator.environments.base import EnvironmentBroken, PromptValue
 FILE_LIMIT_BYTES = 512 << 20
 LINE_LIMIT_BYTES = 4 << 20
 ROWS_LIMIT = 2_000_000
+COLUMNS_LIMIT = 1000
 PARQUET_LIMIT_BYTES = 512 << 20
 DEFAULT_PROMPT_COLUMN = "prompt"
 QUESTION_COLUMN = "question"
@@ -56,12 +57,16 @@ class Dataset:
         if len(self._table) == 0:
             raise EnvironmentBroken(f"{path.name} holds no rows: give a file with at least one")
         self.prompt_column = _prompt_column(self._table.row(0), prompt_column)
-        self.columns = tuple(self._table.row(0).values)
+        columns: dict[str, None] = {}
         for index in range(len(self._table)):
             row = self._table.row(index)
-            prompt_of(row, self.prompt_column)
+            columns |= dict.fromkeys(row.values)
+            if len(columns) > COLUMNS_LIMIT:
+                raise EnvironmentBroken(f"{row.place}: more than {COLUMNS_LIMIT} different columns; give every row the same ones")
+            check_text(row, prompt_of(row, self.prompt_column))
             if check is not None:
                 check(row)
+        self.columns = tuple(columns)  # of all rows
 
     def __len__(self) -> int:
         return len(self._table)
@@ -106,6 +111,18 @@ def prompt_of(row: Row, column: str) -> PromptValue:
         f"{row.place}: column {column!r} holds {str(value)[:60]!r}; a prompt is non-empty text, or a list of messages "
         'such as {"role": "user", "content": "..."}'
     )
+
+
+def check_text(row: Row, prompt: PromptValue) -> None:
+    r"""Raise EnvironmentBroken for text that is no Unicode (a lone surrogate, as JSON's \ud800 spells one): it has no tokens."""
+    try:
+        json.dumps(prompt, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise EnvironmentBroken(
+            f"{row.place}: the prompt holds half a surrogate pair at character {error.start}: write the file as valid UTF-8"
+        ) from error
+    except (TypeError, ValueError):
+        return  # a Parquet column of another type inside a message: the chat template says what it makes of it
 
 
 def _is_message(value: object) -> bool:

@@ -2,13 +2,17 @@ r"""Numbers in prose, compared exactly: a small parser of its own, so that nothi
 
 Grammar, spaces ignored where a person would: an optional sign, an optional currency sign, then digits with or without
 thousands separators (``1,234`` or LaTeX ``1{,}234``), an optional decimal part, an optional exponent of at most three digits;
-``a/b``, ``\frac{a}{b}`` and the mixed ``2 1/2``; an optional ``%`` (also ``\%``). A minus after a digit, a letter or a closing
-bracket is a hyphen or a subtraction, not a sign. Values are fractions: ``0.50`` equals ``1/2``, ``1,000`` equals ``1000.0``.
+``a/b``, ``\frac{a}{b}``, ``\frac12`` and the mixed ``2 1/2``; an optional ``%`` (also ``\%``). A minus after a digit, a letter or
+a closing bracket is a hyphen or a subtraction, not a sign. Values are fractions: ``0.50`` equals ``1/2``, ``1,000`` equals ``1000.0``.
+
+Digits inside what this grammar does not read (powers, roots, other fractions) are no number of the text: ``3\sqrt{2}`` is neither 3
+nor 2. The exponent of a unit (``12 cm^2``) and a subscript (``x_1``) are passed over.
 """
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -27,6 +31,13 @@ _NUMBER = re.compile(
     r"(?P<percent>\s?\\?%)?",
     re.ASCII,
 )
+_SEPARATOR = re.compile(r"(?<=\d)(?:,\\!|\\[,!;: ]|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))|\{,\}", re.ASCII)  # of thousands
+_BARE_TOP = re.compile(r"(\\[dt]?frac)\s?(\d)(?=\s?[\d{])", re.ASCII)
+_BARE_BOTTOM = re.compile(r"(\\[dt]?frac\{[^{}]{1,60}\})\s?(\d)", re.ASCII)
+_LOOK_BACK = 80
+_PASSED_OVER = re.compile(r"(?:[^\W\d]|\})\s?[\^_]\s?\{?\s?[-+−]?$")  # before a unit's exponent, or a subscript
+_INSIDE = re.compile(r"(?:\\sqrt(?:\[\d{1,3}\])?|√|[\^_]|\\[dt]?frac(?:\s?\{[^{}]*\})?)\s?\{?\s?[-+−]?$")  # before what is not read
+_GOES_ON = re.compile(r"\s?(?:\^|\\sqrt|√|\\pi|π)")  # after what is not read
 _BOXED = "\\boxed{"
 _HASHES = "####"
 
@@ -51,27 +62,37 @@ def matches(answer: Number, reference: Number) -> bool:
 
 def numbers(text: str) -> Iterator[Number]:
     """All numbers of a text, in order."""
-    for found in _NUMBER.finditer(text.replace("{,}", ",")):
-        value = _value(found)
-        if value is not None:
-            yield Number(value, found["percent"] is not None)
+    return (number for number in _readings(text) if number is not None)
 
 
 def last_number(text: str) -> Number | None:
-    """The last number of a text, or None."""
-    last = None
-    for number in numbers(text):
-        last = number
-    return last
+    """The last number of a text, or None; also None when the text ends in figures that are not read."""
+    last = deque(_readings(text), maxlen=1)
+    return last[0] if last else None
 
 
 def final_number(text: str) -> Number | None:
-    """The number a text gives as its answer: after the last ``####``, else in the last box, else the last one."""
-    for part in (_after_hashes(text), _in_box(text)):
-        number = last_number(part)
-        if number is not None:
-            return number
-    return last_number(text)
+    r"""The number a text gives as its answer: after the last ``####`` or in the last box, whichever stands later, else the last one.
+
+    A mark without any figures does not count; figures there that are not read (``\boxed{3\sqrt{2}}``) are the answer: no number.
+    """
+    marked = [(text.rfind(_HASHES), _after_hashes(text)), (text.rfind(_BOXED), _in_box(text))]
+    for part in (*(part for _, part in sorted(marked, reverse=True)), text):
+        last = deque(_readings(part), maxlen=1)
+        if last:
+            return last[0]
+    return None
+
+
+def _readings(text: str) -> Iterator[Number | None]:
+    """What the figures of a text say, in order; None for those inside an expression that is not read."""
+    text = _BARE_BOTTOM.sub(r"\1{\2}", _BARE_TOP.sub(r"\1{\2}", _SEPARATOR.sub(",", text)))
+    for found in _NUMBER.finditer(text):
+        before = text[max(0, found.start() - _LOOK_BACK) : found.start()]
+        if _PASSED_OVER.search(before):
+            continue
+        value = None if _INSIDE.search(before) or _GOES_ON.match(text, found.end()) else _value(found)
+        yield None if value is None else Number(value, found["percent"] is not None)
 
 
 def _after_hashes(text: str) -> str:

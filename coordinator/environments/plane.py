@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coordinator.environments.base import SPLITS, EnvironmentBroken, EnvironmentSpec, bounded
+from coordinator.environments.base import SPLITS, EnvironmentBroken, EnvironmentSpec, bounded, is_trainable
 from coordinator.environments.jail import JailLimits, JailReport
 from coordinator.environments.link import LinkBroken
 from coordinator.environments.pool import Pool, PoolFull, PoolSettings
@@ -24,6 +24,8 @@ from coordinator.wire.job import EnvironmentConfig
 __all__ = ["DataPlaneSpec", "EnvironmentBroken", "JailedDataPlane", "PoolFull"]
 
 OUTCOMES = ("scored", "unscored", "failed", "timeout")
+METRICS_LIMIT = 256  # names a job may log
+METRIC_NAME_CHARS = 100
 ALARM_WINDOW = 1000
 ALARM_LEAST = 32
 ALARM_SHARE = 0.05
@@ -77,31 +79,36 @@ class JailedDataPlane:
         self._grade_timeout_s = spec.environment.grade_timeout_s
         chosen = settings or PoolSettings(processes=processes)
         self._pool = Pool(spec.for_child(), limits or JailLimits(), chosen)
+        self._tries = chosen.processes + 1
         self._recent: deque[str] = deque(maxlen=ALARM_WINDOW)
         self._last_words = ""
         self._metrics: dict[str, float] = {}
+        self._vocab_size = 0
         self.jail = JailReport()
 
     async def start(self) -> EnvironmentInfo:
         """Start the children. Raises EnvironmentBroken in words."""
         child = await self._pool.start()
         self.jail = child.jail
-        info = child.info
-        return EnvironmentInfo(
-            train_prompts=info["train_prompts"],
-            eval_prompts=info["eval_prompts"],
-            vocab_size=info["vocab_size"],
-            stop_token_ids=tuple(info["stop_token_ids"]),
-        )
+        try:
+            info = _info(child.info)
+        except (KeyError, TypeError, ValueError) as error:
+            await self.close()
+            raise EnvironmentBroken(f"the environment gave a bad description of itself: {error!r}") from error
+        self._vocab_size = info.vocab_size
+        return info
 
     async def prompts(self, split: str, indices: Sequence[int]) -> list[Prompt]:
         """Rendered prompts, in order. Raises EnvironmentBroken, PoolFull; ValueError for an unknown split."""
         _check_split(split)
         request = {"do": "prompts", "split": split, "indices": list(indices)}
-        answer = await self._ask_twice(request, size=16 * len(indices))
+        answer = await self._ask_again(request, size=16 * len(indices))
         if "error" in answer:
-            raise EnvironmentBroken(f"prompts of split {split!r} could not be made: {answer['error']}")
-        return [Prompt(int(index), tuple(ids), _storable(text)) for index, ids, text in answer["prompts"]]
+            raise EnvironmentBroken(bounded(f"prompts of split {split!r} could not be made: {_shown(answer['error'])}"))
+        try:
+            return _prompts(answer["prompts"], list(indices), self._vocab_size)
+        except (KeyError, TypeError, ValueError) as error:
+            raise EnvironmentBroken(f"prompts of split {split!r} came back as something else: {error}") from error
 
     async def grade(self, split: str, index: int, completions: Sequence[Sequence[int]]) -> list[Graded]:
         """Outcomes of completions of one prompt, in order. Raises PoolFull when the queue's bound is reached."""
@@ -151,16 +158,17 @@ class JailedDataPlane:
         """The latest value of each metric that the reward function logged."""
         return dict(self._metrics)
 
-    async def _ask_twice(self, request: dict[str, Any], *, size: int) -> dict[str, Any]:
-        """Prompts are pure: when a child is lost, another is asked once."""
-        try:
-            return await self._pool.ask(request, size=size, timeout_s=PROMPTS_TIMEOUT_S)
-        except ChildLost:
-            pass
-        try:
-            return await self._pool.ask(request, size=size, timeout_s=PROMPTS_TIMEOUT_S)
-        except ChildLost as lost:
-            raise EnvironmentBroken(f"prompts could not be made: {lost}") from lost
+    async def _ask_again(self, request: dict[str, Any], *, size: int) -> dict[str, Any]:
+        """Prompts are pure: when a child is lost, another is asked. One more than there are: all may have been killed at once."""
+        timeouts = 0
+        for left in reversed(range(self._tries)):
+            try:
+                return await self._pool.ask(request, size=size, timeout_s=PROMPTS_TIMEOUT_S)
+            except ChildLost as lost:
+                timeouts += lost.is_timeout
+                if left == 0 or timeouts > 1:
+                    raise EnvironmentBroken(f"prompts could not be made: {lost}") from lost
+        raise AssertionError("unreachable: the last try returns or raises")
 
     async def _unanswered(self, outcome: str, words: str, ids: list[list[int]], size: int) -> list[Graded]:
         """Outcomes of a request that took its child along; the text, at least, is for the author to see."""
@@ -175,7 +183,7 @@ class JailedDataPlane:
     def _read(self, answer: dict[str, Any], count: int) -> list[Graded]:
         """A child's answer, checked field by field: it may have run author code."""
         if "error" in answer:
-            return [Graded("failed", None, "", bounded(_storable(answer["error"]))) for _ in range(count)]
+            return [Graded("failed", None, "", bounded(_shown(answer["error"]))) for _ in range(count)]
         try:
             graded = [_graded(*values) for values in answer["graded"]]
             metrics = {_storable(name): float(value) for name, value in answer["metrics"].items()}
@@ -183,8 +191,15 @@ class JailedDataPlane:
             return [Graded("failed", None, "", bounded(f"the grading process gave a bad answer: {error!r}")) for _ in range(count)]
         if len(graded) != count:
             return [Graded("failed", None, "", f"{len(graded)} outcomes came for {count} completions") for _ in range(count)]
-        self._metrics.update(metrics)
+        self._keep_metrics(metrics)
         return graded
+
+    def _keep_metrics(self, metrics: dict[str, float]) -> None:
+        """The latest finite values, of the first METRICS_LIMIT names: author code may invent names without end."""
+        for full, value in metrics.items():
+            name = bounded(full, METRIC_NAME_CHARS)
+            if math.isfinite(value) and (name in self._metrics or len(self._metrics) < METRICS_LIMIT):
+                self._metrics[name] = value
 
     def _note(self, graded: Sequence[Graded]) -> None:
         self._recent.extend(one.outcome for one in graded)
@@ -197,9 +212,36 @@ def _graded(outcome: object, reward: object, text: object, detail: object) -> Gr
     """Raises TypeError or ValueError unless the values keep what `Graded` promises."""
     if outcome not in OUTCOMES:
         raise ValueError(f"outcome {outcome!r}")
-    if (outcome == "scored") != isinstance(reward, float) or (isinstance(reward, float) and not math.isfinite(reward)):
+    if (outcome == "scored") != isinstance(reward, float) or (isinstance(reward, float) and not is_trainable(reward)):
         raise ValueError(f"reward {reward!r} with outcome {outcome!r}")
     return Graded(str(outcome), reward if isinstance(reward, float) else None, _storable(text), bounded(_storable(detail)))
+
+
+def _info(values: dict[str, Any]) -> EnvironmentInfo:
+    """Raises KeyError, TypeError or ValueError unless the values are what `EnvironmentInfo` promises."""
+    sizes = [values["train_prompts"], values["eval_prompts"]]
+    stops, vocab_size = values["stop_token_ids"], values["vocab_size"]
+    if not all(size is None or (type(size) is int and size >= 0) for size in sizes):
+        raise ValueError(f"sizes of the splits are {sizes!r}")
+    if type(vocab_size) is not int or not all(type(stop) is int and 0 <= stop < vocab_size for stop in stops):
+        raise ValueError(f"vocab_size is {vocab_size!r} and stop_token_ids are {stops!r}")
+    return EnvironmentInfo(sizes[0], sizes[1], vocab_size, tuple(stops))
+
+
+def _prompts(answered: Any, indices: list[int], vocab_size: int) -> list[Prompt]:
+    """Raises TypeError or ValueError unless these are the prompts that were asked for, with ids of the vocabulary."""
+    prompts = [Prompt(index, tuple(ids), _storable(text)) for index, ids, text in answered]
+    if [prompt.index for prompt in prompts] != indices:
+        raise ValueError(f"{len(prompts)} prompts came for {len(indices)} indices, or others than were asked for")
+    for prompt in prompts:
+        if not prompt.token_ids or not all(type(token) is int and 0 <= token < vocab_size for token in prompt.token_ids):
+            raise ValueError(f"prompt {prompt.index} has no tokens, or tokens outside the vocabulary of {vocab_size}")
+    return prompts
+
+
+def _shown(words: object) -> str:
+    """What a child says, whatever it is."""
+    return _storable(words if isinstance(words, str) else repr(words))
 
 
 def _storable(text: object) -> str:

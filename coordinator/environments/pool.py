@@ -125,7 +125,10 @@ class Pool:
             raise ChildLost("the data plane is closed", is_timeout=False)
 
     async def _child_of(self, slot: _Slot) -> JailedProcess:
-        """The slot's child, started now (after the back-off) when the background restart had failed."""
+        """The slot's child, started now when it was killed while idle, or (after the back-off) its restart had failed."""
+        if slot.child is not None and slot.child.has_ended:
+            await slot.child.kill()
+            slot.child = None
         if slot.child is None:
             await self._refill(slot)
         if slot.child is None:

@@ -54,6 +54,11 @@ class JailedProcess:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process is gone already: killed from outside, say, while nobody asked it anything."""
+        return self._process.returncode is not None
+
     @classmethod
     async def start(cls, spec: EnvironmentSpec, limits: JailLimits, *, timeout_s: float) -> JailedProcess:
         """A child with its environment built. Raises EnvironmentBroken with the child's words, ChildLost when it died."""
@@ -139,8 +144,10 @@ async def _spawn() -> JailedProcess:
     """Start the interpreter with nothing of ours but one end of a socket pair. The last await makes the process, so none leaks."""
     scratch = Path(tempfile.mkdtemp(prefix="echo2-jail-"))
     ours, theirs = socket.socketpair()
+    close_ours = ours.close
     try:
         streams = await asyncio.open_connection(sock=ours)
+        close_ours = streams[1].close  # from here on the loop holds the socket: closed under it, its number would be another's
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "coordinator.environments.child"),
             *("--link", str(theirs.fileno()), "--parent", str(os.getpid())),
@@ -153,7 +160,7 @@ async def _spawn() -> JailedProcess:
             start_new_session=True,
         )
     except BaseException:
-        ours.close()
+        close_ours()
         shutil.rmtree(scratch, ignore_errors=True)
         raise
     finally:

@@ -39,7 +39,12 @@ class PythonReward:
         self._splits = splits
         self._function = function
         self._file_name = file_name
-        self._accepted = _accepted(function)
+        try:
+            self._accepted = _accepted(function)
+        except (TypeError, ValueError) as error:
+            raise EnvironmentBroken(
+                f"the reward function has no signature to read ({error}): name a plain Python function"
+            ) from error
         for dataset in splits.values():
             _check_parameters(function, dataset.columns)
 
@@ -53,7 +58,8 @@ class PythonReward:
     def score(self, split: str, index: int, completions: Sequence[Completion]) -> Scores:
         dataset = self._splits[split]
         journal = _Journal(len(completions))
-        offered = _arguments(dataset.row(index).values, dataset.prompt(index), completions)
+        columns = dict.fromkeys(dataset.columns) | dataset.row(index).values  # one that a row lacks is None, as in TRL's datasets
+        offered = _arguments(columns, dataset.prompt(index), completions)
         offered |= {"log_extra": journal.log_extra, "log_metric": journal.log_metric}
         wanted = offered if self._accepted is None else {name: offered[name] for name in self._accepted if name in offered}
         try:

@@ -43,7 +43,10 @@ class Renderer:
     def render(self, prompt: PromptValue) -> tuple[list[int], str]:
         """Token ids and the text behind them. Raises EnvironmentBroken."""
         text, has_specials = self.text(prompt)
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=not has_specials).ids
+        try:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=not has_specials).ids
+        except (TypeError, UnicodeEncodeError) as error:  # the binding's ways to say that a str is no UTF-8
+            raise EnvironmentBroken(f"the prompt {text[:60]!a} holds half a surrogate pair: write valid Unicode") from error
         if not ids:
             raise EnvironmentBroken(f"the prompt {text[:60]!r} has no tokens under this model's tokenizer.json")
         if max(ids) >= self.vocab_size:

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from blake3 import blake3
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import Tensor
 
+from coordinator.learner import tensor_file
 from coordinator.learner.errors import CheckpointInvalid
 from coordinator.learner.step import Learner
 from coordinator.wire.job import JobConfig
@@ -60,16 +61,18 @@ def write(
     make_directory_durably(directory.parent, files=files)
     files.remove_tree(temporary)
     files.make_dir(temporary)
-    parts = {WEIGHTS: save(_contiguous(learner.policy.tensors())), OPTIMIZER: save(_optimizer_tensors(learner))}
-    for name, data in parts.items():
-        files.write_file(temporary / name, data)
+    parts = {WEIGHTS: learner.policy.tensors(), OPTIMIZER: _optimizer_tensors(learner)}
+    digests = {
+        name: tensor_file.write(temporary / name, tensors, files=files, convert=tensor_file.as_is)
+        for name, tensors in parts.items()
+    }
     state = {
         "format": FORMAT,
         "job": job_id,
         "step": learner.step,
         "ledger_step": ledger_step,
         "settings": settings_digest(learner.config),
-        "files": {name: blake3(data).hexdigest() for name, data in parts.items()},
+        "files": digests,
     }
     files.write_file(temporary / STATE, json.dumps(state, indent=1, sort_keys=True).encode())
     reached(BEFORE_RENAME)
@@ -96,19 +99,16 @@ def _read_state(directory: Path, config: JobConfig, job_id: str) -> dict[str, An
         found = {name: hash_file(directory / name) for name in (WEIGHTS, OPTIMIZER)}
     except (OSError, ValueError) as error:
         raise CheckpointInvalid(f"checkpoint {directory} is not whole: {error}; resume from an older one") from error
+    if not isinstance(state, dict):
+        raise CheckpointInvalid(f"checkpoint {directory}: {STATE} holds a {type(state).__name__}, expected an object")
     expected = {"format": FORMAT, "job": job_id, "settings": settings_digest(config), "files": found}
     for key, value in expected.items():
         if state.get(key) != value:
             raise CheckpointInvalid(f"checkpoint {directory}: {key} is {state.get(key)!r}, expected {value!r}")
-    if state["ledger_step"] != state["step"]:
-        raise CheckpointInvalid(
-            f"checkpoint {directory}: ledger_step {state['ledger_step']} differs from the learner's step {state['step']}"
-        )
-    return dict(state)
-
-
-def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    step, ledger_step = state.get("step"), state.get("ledger_step")
+    if not isinstance(step, int) or ledger_step != step:
+        raise CheckpointInvalid(f"checkpoint {directory}: ledger_step {ledger_step} differs from the learner's step {step}")
+    return state
 
 
 def _optimizer_tensors(learner: Learner) -> dict[str, Tensor]:
@@ -116,7 +116,7 @@ def _optimizer_tensors(learner: Learner) -> dict[str, Tensor]:
     for name, parameter in learner.policy.model.named_parameters():
         for key, value in learner.optimizer.state.get(parameter, {}).items():
             tensors[f"{name}|{key}"] = value
-    return _contiguous(tensors)
+    return tensors
 
 
 def _load_weights(learner: Learner, weights: dict[str, Tensor], directory: Path) -> None:

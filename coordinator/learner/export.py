@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
+from coordinator.learner import tensor_file
 from coordinator.learner.model import Policy, published_bits, read_json
 from p2p.adapters.durable import REAL_FILES, FileLayer, make_directory_durably, replace_directory_durably
 
@@ -42,19 +42,17 @@ def write(
     make_directory_durably(directory.parent, files=files)
     files.remove_tree(temporary)
     files.make_dir(temporary)
-    files.write_file(temporary / "model.safetensors", save(bits(policy), metadata={"format": "pt"}))
+    weights = temporary / "model.safetensors"
+    tensor_file.write(weights, policy.tensors(), files=files, convert=published, metadata={"format": "pt"})
     for name, data in companions(policy.directory).items():
         files.write_file(temporary / name, data)
     reached(BEFORE_RENAME)
     replace_directory_durably(temporary, directory, files=files)
 
 
-def bits(policy: Policy) -> dict[str, Tensor]:
-    """The published tensors: floating ones rounded to bf16, on the CPU."""
-    return {
-        name: (tensor.detach().to(torch.bfloat16) if tensor.is_floating_point() else tensor.detach()).cpu().contiguous()
-        for name, tensor in policy.tensors().items()
-    }
+def published(tensor: Tensor) -> Tensor:
+    """The published bits of one tensor: floating ones rounded to bf16."""
+    return tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
 
 
 def companions(source: Path) -> dict[str, bytes]:

@@ -24,6 +24,7 @@ from coordinator.learner.errors import ModelRefused
 ARCHITECTURES = frozenset(
     {"llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi3", "smollm3", "olmo2", "granite"}
 )
+ATTENTIONS = (None, "eager", "sdpa")  # any other name is a library, or a repository whose code would be downloaded
 CONFIG_LIMIT_BYTES = 1 << 20
 
 
@@ -107,6 +108,11 @@ def _check_architecture(config: dict[str, Any], directory: Path) -> None:
     for key in ("auto_map", "quantization_config"):
         if config.get(key):
             raise ModelRefused(f"config.json of {directory} has {key}: remove it; code and quantised weights are not loaded")
+    for key in ("attn_implementation", "_attn_implementation"):
+        if config.get(key) not in ATTENTIONS:
+            raise ModelRefused(f"config.json of {directory} has {key} {config[key]!r}: remove it; only eager and sdpa are used")
+    if (directory / "adapter_config.json").exists():
+        raise ModelRefused(f"{directory} holds an adapter (adapter_config.json): merge it into the model and save that")
 
 
 def _check_complete(report: dict[str, Any], directory: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import traceback
 from collections.abc import Callable
@@ -123,7 +124,8 @@ class Session:
         tokens = len(batch.prompt_ids) + len(batch.token_ids)
         figures |= {"time/step": seconds, "step_time": seconds, "perf/throughput": tokens / seconds}
         self._reached("learner.trained")
-        return Trained(fence=request.fence, step=request.step, seconds=seconds, metrics=figures)
+        finite = {name: value for name, value in figures.items() if math.isfinite(value)}  # JSON has no word for the others
+        return Trained(fence=request.fence, step=request.step, seconds=seconds, metrics=finite)
 
     def _snapshot(self, request: Snapshot, learner: step.Learner) -> Answer:
         begun = time.perf_counter()

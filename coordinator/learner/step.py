@@ -93,8 +93,8 @@ def token_logprobs(policy: Policy, micro: collate.MicroBatch, temperature: float
     ).logits[:, :-1]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
     every = torch.log_softmax(logits, dim=-1)
-    with torch.no_grad():
-        entropy = -(every.exp() * every).sum(dim=-1)
+    with torch.no_grad():  # row by row: a whole micro-batch of vocabularies once more would be the peak of the step's memory
+        entropy = torch.stack([-(row.exp() * row).sum(dim=-1) for row in every])
     return every.gather(-1, micro.targets[:, :, None]).squeeze(-1), entropy
 
 

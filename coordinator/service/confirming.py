@@ -30,6 +30,8 @@ async def confirm(deps: Deps, worker: Worker, message: Confirm) -> ConfirmReply:
     """Judge a canary against the published bits; a wrong one is the worker's fault."""
     answer = await deps.store.write(lambda tx: _confirm(tx, deps, worker, message))
     deps.reach("confirm.rows_written")
+    if answer.accepted:
+        deps.presence.has_fetched(worker.id, message.job_id, message.version)
     for topic in answer.wake:
         deps.wake.notify(topic)
     return ConfirmReply(accepted=answer.accepted, reason=answer.reason)

@@ -33,6 +33,8 @@ class ServiceSettings:
     max_running_jobs: int = 1
     allow_scripted: bool = False  # scripted engines prove nothing; tests and load runs only
     quarantine_s: float = 3600.0  # after which a quarantined worker may try again; its strikes stay
+    paused_learner_s: float = 900.0  # after which a paused job gives back its learner and its place
+    tidy_s: float = 3600.0  # between two looks at what is on disk and needed no more
 
 
 class Wakeups:
@@ -126,4 +128,5 @@ class Deps:
     wake: Wakeups = field(default_factory=Wakeups)
     live: dict[str, LiveJob] = field(default_factory=dict)  # job id -> running parts
     presence: Presence = field(default_factory=Presence)  # when workers were last heard, between two flushes
+    pieces: asyncio.Lock = field(default_factory=asyncio.Lock)  # from encoding to the row, and while pieces are removed
     reach: Callable[[str], None] = _no_fault  # called at named commit points

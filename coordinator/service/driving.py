@@ -8,7 +8,6 @@ at least every TURN_S; (3) the encoder, bounded by the publisher. Nothing else.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from coordinator.domain.model import Batch, BatchState, CheckpointRow, Group, Gr
 from coordinator.domain.retry import learner_restart
 from coordinator.domain.seeds import canary_ids
 from coordinator.domain.states import JOB, TERMINAL, move
+from coordinator.service.announcing import Announcer
 from coordinator.service.deps import Deps, LiveJob
 from coordinator.service.ending import end_job
 from coordinator.service.evaluating import evaluate
@@ -35,10 +35,11 @@ from coordinator.service.job_ports import (
 from coordinator.service.keeping import checkpoint_directory, forget_before, record_checkpoint
 from coordinator.service.ports import DataPlane, EnvironmentBroken, EnvironmentInfo, Reader, Tx
 from coordinator.service.prompting import fill_prompts, keep_prompts
-from coordinator.service.publishing import announce, measured_kappa, published, retire, snapshot_directory
+from coordinator.service.publishing import measured_kappa, published, snapshot_directory, versions_at_stake
 from coordinator.service.recording import record_event
 from coordinator.service.sealing import Known, commit_step, seal_next
 from coordinator.service.spending import over_budget
+from coordinator.service.tidying import tidy_job
 from coordinator.wire import learner_link as link
 
 log = structlog.get_logger()
@@ -68,13 +69,13 @@ class Tools:
 
 
 class JobDriver:
-    """One job's driver. `run` returns when the job ended; it may be cancelled at any time and run again."""
+    """One job's driver. `run` returns when the job ended or gave up its place; it may be cancelled at any time and run again."""
 
     def __init__(self, deps: Deps, tools: Tools, job_id: str) -> None:
         self._deps = deps
         self._tools = tools
         self._job_id = job_id
-        self._announcing: asyncio.Task[None] | None = None
+        self._announcer = Announcer(deps, tools.publisher)
         self._learner_free_at = deps.clock.now()
         self._resume_step = 0
         self._known: Known = {}
@@ -110,29 +111,34 @@ class JobDriver:
                     task.cancel()
         finally:
             self._deps.live.pop(job.id, None)
-            if self._announcing is not None:
-                self._announcing.cancel()
+            await self._announcer.stop()
             await plane.close()
 
     async def _learn(self, plane: DataPlane, info: EnvironmentInfo) -> None:
-        """Keep a learner running until the job ends; back off between starts, give up after too many."""
+        """Keep a learner running until the job ends or gives back its place; back off between starts, give up after too many."""
         while True:
-            job = await self._until(lambda job: job.state is not JobState.PAUSED)
+            job = await self._job()
             if job.state in TERMINAL[JobState]:
                 await end_job(self._deps, job.id, job.state, job.reason)
                 return
+            if job.state is JobState.PAUSED:
+                return  # the jobs loop starts a driver again once it is resumed
             try:
                 await self._with_learner(plane, info)
             except LearnerLost as lost:
                 if not await self._may_restart(lost):
                     return
+            else:
+                return
 
     async def _with_learner(self, plane: DataPlane, info: EnvironmentInfo) -> None:
+        await tidy_job(self._deps, await self._job())
         job = await self._begin_start()
         learner = await self._tools.learners.start(job.id, job.learner_fence)
         try:
             job = await self._start(learner, job, info)
             await self._replay(learner, job)
+            self._looked = ()
             self._learner_free_at = self._deps.clock.now()
             while await self._turn(learner, plane, info):
                 pass
@@ -179,8 +185,7 @@ class JobDriver:
             row = await self._row(tx)
             stops = tuple(sorted(set(ready.stop_token_ids) | set(info.stop_token_ids)))
             row = replace(row, vocab_size=ready.vocab_size, stop_token_ids=stops)
-            if row.state is JobState.STARTING:
-                row = replace(row, state=move(JOB, row.state, "learner_ready"), reason="", state_since=self._deps.clock.now())
+            row = _with_ready_learner(row, now=self._deps.clock.now())
             await tx.put(row)
             await record_event(
                 tx, row.id, "learner_ready", {"step": ready.step, "parameters": ready.parameters}, now=self._deps.clock.now()
@@ -193,29 +198,33 @@ class JobDriver:
 
     async def _replay(self, learner: Learner, job: Job) -> None:
         """Train the batches committed since the checkpoint again, and check the digests of what they had published."""
-        public = {p.version for p in await self._deps.store.read(lambda r: published(r, job.id))}
-        if self._resume_step in public:
+        at_stake = await self._deps.store.read(lambda r: versions_at_stake(r, job.id))
+        if self._resume_step in at_stake:
             await self._snapshot(learner, job, self._resume_step)
         for step in range(self._resume_step, job.committed_steps):
+            if (await self._job()).state in TERMINAL[JobState]:
+                return
             batch = await self._deps.store.read(lambda r, step=step: r.get(Batch, job.id, step))  # type: ignore[misc]
             if batch is None:
                 raise LearnerRefused(f"batch {step} is gone but no checkpoint after it exists: the job cannot be resumed exactly")
             await self._train(learner, job, batch)
-            if step + 1 in public:
+            if step + 1 in at_stake:
                 await self._snapshot(learner, job, step + 1)
-        await self._announced()
+        await self._announcer.finished()
 
     async def _turn(self, learner: Learner, plane: DataPlane, info: EnvironmentInfo) -> bool:
-        """One look at the rows and the next thing done; False when the job ended."""
-        job = await self._job()
+        """One look at the rows and the next thing done; False when the job ended, or paused for so long that it gives up its place."""
+        job = await self._ready()
         if job.state in TERMINAL[JobState]:
             await end_job(self._deps, job.id, job.state, job.reason)
+            return False
+        if job.state is JobState.PAUSED and self._deps.clock.now() - job.state_since > self._deps.settings.paused_learner_s:
+            await self._announcer.finished()
             return False
         await self._publish_if_due(learner, job)
         await self._evaluate_if_due(learner, plane, info, job)
         if job.committed_steps >= job.config.budget.steps:
-            await self._finish(job)
-            return False
+            return not await self._finish(job)
         if job.state is JobState.RUNNING and await over_budget(self._deps, job):
             return True
         batch = await self._next_batch(job)
@@ -223,23 +232,39 @@ class JobDriver:
             return True
         trained = await self._train(learner, job, batch)
         self._deps.reach("step.trained")
-        await commit_step(self._deps, job.id, batch.step, train_s=trained.seconds, metrics=trained.metrics)
-        await self._checkpoint_if_due(learner)
+        if await commit_step(self._deps, job.id, batch.step, train_s=trained.seconds, metrics=trained.metrics):
+            await self._checkpoint_if_due(learner)
         return True
+
+    async def _ready(self) -> Job:
+        """The job as it is now. One that was paused while its learner started, and resumed, begins to run here."""
+        job = await self._job()
+        if _with_ready_learner(job, now=0.0).state is job.state:
+            return job
+
+        async def save(tx: Tx) -> Job:
+            row = _with_ready_learner(await self._row(tx), now=self._deps.clock.now())
+            await tx.put(row)
+            return row
+
+        job = await self._deps.store.write(save)
+        self._deps.wake.notify(job.id)
+        return job
 
     async def _next_batch(self, job: Job) -> Batch | None:
         """The sealed batch of the next step: one sealed before a crash, or a new one; waits one turn if there is none."""
-        sealed = await self._deps.store.read(lambda r: r.get(Batch, job.id, job.committed_steps))
-        if sealed is not None and sealed.state is BatchState.SEALED:
-            return sealed
+        waiting = await self._deps.store.read(lambda r: r.get(Batch, job.id, job.committed_steps))
+        if waiting is not None and waiting.state is BatchState.SEALED:
+            return waiting
         with self._deps.wake.watch(job.id) as watch:
             if job.state is JobState.RUNNING and (place := await self._place(job)) != self._looked:
-                waited_s = self._deps.clock.now() - self._learner_free_at
-                batch = await seal_next(self._deps, job, self._known, waited_s=waited_s)
-                if batch is not None:
-                    return batch
+                sealed = await seal_next(self._deps, job, self._known, waited_s=self._deps.clock.now() - self._learner_free_at)
+                if sealed.batch is not None:
+                    return sealed.batch
+                if sealed.is_void:
+                    return None  # the job or a group changed meanwhile: look again at once
                 self._looked = place
-            self._raise_if_announce_failed()
+            self._announcer.raise_if_failed()
             await watch.wait(TURN_S)
         if job.state is JobState.PAUSED:
             self._learner_free_at = self._deps.clock.now()
@@ -265,7 +290,7 @@ class JobDriver:
     async def _publish_if_due(self, learner: Learner, job: Job) -> None:
         public = await self._deps.store.read(lambda r: published(r, job.id))
         newest = public[-1].version if public else None
-        if newest == job.committed_steps or self._is_announcing(job.committed_steps):
+        if newest == job.committed_steps or self._announcer.is_under_way(job.committed_steps):
             return
         kappa = await self._deps.store.read(lambda r: measured_kappa(r, job))
         due = publication_rules.is_due(
@@ -274,13 +299,9 @@ class JobDriver:
         if due or _is_checkpoint_step(job):
             await self._snapshot(learner, job, job.committed_steps)
 
-    def _is_announcing(self, version: int) -> bool:
-        task = self._announcing
-        return task is not None and not task.done() and task.get_name() == f"announce-{version}"
-
     async def _snapshot(self, learner: Learner, job: Job, version: int) -> None:
         """Have the learner write its bits, then encode and announce them beside the training."""
-        await self._announced()
+        await self._announcer.finished()
         canary = canary_ids(job.config.seed, job.vocab_size)
         request = link.Snapshot(
             fence=job.learner_fence, directory=str(snapshot_directory(self._deps, job, version)), canary_ids=canary
@@ -289,22 +310,8 @@ class JobDriver:
         if not isinstance(shot, link.Snapshotted) or shot.version != version:
             raise LearnerLost(f"the learner answered {shot.kind!r} to snapshot version {version}")
         self._deps.reach("publish.snapshot_written")
-        self._announcing = asyncio.create_task(self._announce(job, shot, canary), name=f"announce-{version}")
+        self._announcer.begin(job, shot, canary)
         self._learner_free_at = self._deps.clock.now()
-
-    async def _announce(self, job: Job, shot: link.Snapshotted, canary: tuple[int, ...]) -> None:
-        await announce(self._deps, self._tools.publisher, job, shot, canary)
-        await retire(self._deps, self._tools.publisher, job)
-
-    async def _announced(self) -> None:
-        """Wait for the announcement under way; its failure is raised here."""
-        task, self._announcing = self._announcing, None
-        if task is not None:
-            await task
-
-    def _raise_if_announce_failed(self) -> None:
-        if self._announcing is not None and self._announcing.done():
-            self._announcing.result()
 
     async def _checkpoint_if_due(self, learner: Learner) -> None:
         job = await self._job()
@@ -330,21 +337,29 @@ class JobDriver:
         due = version % job.config.checkpoints.eval_every_steps == 0 or version >= job.config.budget.steps
         if not due or count == 0:
             return
-        if await self._deps.store.read(lambda r: r.get(Metric, job.id, "eval/all/mean", version)) is not None:
+        if await self._deps.store.read(lambda r: r.get(Metric, job.id, "eval/all/count", version)) is not None:
             return
         await evaluate(self._deps, learner, plane, job, count=count, deadline_s=self._tools.deadlines.evaluate_s)
         self._learner_free_at = self._deps.clock.now()
 
-    async def _finish(self, job: Job) -> None:
-        await self._announced()
-        await self._deps.store.write(self._mark_finishing)
+    async def _finish(self, job: Job) -> bool:
+        """End the job, unless more steps were planned meanwhile; whether it ended."""
+        await self._announcer.finished()
+        if not await self._deps.store.write(self._mark_finishing):
+            return False
         self._deps.reach("end.finishing")
         await end_job(self._deps, job.id, JobState.COMPLETED, f"all {job.config.budget.steps} steps are committed")
+        return True
 
-    async def _mark_finishing(self, tx: Tx) -> None:
+    async def _mark_finishing(self, tx: Tx) -> bool:
+        """From here on `budget.steps` stays as it is."""
         job = await self._row(tx)
+        if job.committed_steps < job.config.budget.steps:
+            return False
         if job.state in (JobState.RUNNING, JobState.PAUSED):
-            await tx.put(replace(job, state=move(JOB, job.state, "steps_done"), state_since=self._deps.clock.now()))
+            state = move(JOB, job.state, "steps_done")
+            await tx.put(replace(job, state=state, state_since=self._deps.clock.now(), resume_state=None))
+        return True
 
     async def _may_restart(self, lost: LearnerLost) -> bool:
         """Count the loss, wait, and say whether to start again; fail the job after too many without a step between."""
@@ -358,9 +373,7 @@ class JobDriver:
             )
             return job
 
-        if self._announcing is not None:
-            self._announcing.cancel()
-            self._announcing = None
+        await self._announcer.stop()
         job = await self._deps.store.write(save)
         delay = learner_restart(job.learner_restarts, limit=RESTART_LIMIT)
         log.warning("learner_lost", job=job.id, reason=str(lost), restarts=job.learner_restarts, delay_s=delay)
@@ -370,12 +383,6 @@ class JobDriver:
             return False
         await asyncio.sleep(delay)
         return True
-
-    async def _until(self, condition: Callable[[Job], bool]) -> Job:
-        with self._deps.wake.watch(self._job_id) as watch:
-            while not condition(job := await self._job()):
-                await watch.wait(TURN_S)
-        return job
 
     async def _job(self) -> Job:
         return await self._deps.store.read(self._row)
@@ -390,6 +397,15 @@ class JobDriver:
 def _is_checkpoint_step(job: Job) -> bool:
     step = job.committed_steps
     return step > 0 and (step % job.config.checkpoints.every_steps == 0 or step >= job.config.budget.steps)
+
+
+def _with_ready_learner(job: Job, *, now: float) -> Job:
+    """The row of a job whose learner is ready: one that waited for it runs."""
+    if job.state is JobState.QUEUED:
+        job = replace(job, state=move(JOB, job.state, "learner_started"))
+    if job.state is not JobState.STARTING:
+        return job
+    return replace(job, state=move(JOB, job.state, "learner_ready"), reason="", state_since=now)
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:

@@ -11,6 +11,7 @@ from coordinator.service.ports import Tx
 from coordinator.service.recording import record_event
 
 LIVE_GROUPS = [GroupState.ISSUED, GroupState.READY, GroupState.SEALED]
+UNSETTLED = [RolloutState.OPEN, RolloutState.LEASED]
 ENDS = {JobState.COMPLETED: "finished", JobState.FAILED: "failed"}
 
 
@@ -21,11 +22,12 @@ async def settle_all(tx: Tx, job_id: str, reason: str, *, now: float) -> int:
     groups = await tx.select(Group, job_id=job_id, state=LIVE_GROUPS)
     for group in groups:
         rollouts = await tx.select(Rollout, group_id=group.id)
-        void = [r for r in rollouts if r.state in (RolloutState.OPEN, RolloutState.LEASED)]
-        if void:
-            await tx.put(*(replace(r, state=move(ROLLOUT, r.state, "group_ended")) for r in void))
-        event = "voided" if len(void) == len(rollouts) else "rejected"
+        event = "voided" if all(r.state in UNSETTLED for r in rollouts) else "rejected"
         await tx.put(replace(group, state=move(GROUP, group.state, event), reason=reason, settled_at=now))
+    # Groups that ended before the job may have open slots too, until the sweep finds them.
+    void = await tx.select(Rollout, job_id=job_id, state=UNSETTLED)
+    if void:
+        await tx.put(*(replace(r, state=move(ROLLOUT, r.state, "group_ended")) for r in void))
     return len(groups)
 
 
@@ -40,7 +42,10 @@ async def end_job(deps: Deps, job_id: str, end: JobState, reason: str) -> None:
         settled = await settle_all(tx, job_id, f"job_{end.value}: {reason}", now=now)
         if job.state in (JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED):
             return
-        await tx.put(replace(job, state=move(JOB, job.state, ENDS[end]), reason=reason, state_since=now))
+        # Paused in its very last moment: what was to be done is done all the same.
+        paused = end is JobState.COMPLETED and job.state is JobState.PAUSED
+        state = move(JOB, job.state, "steps_done") if paused else job.state
+        await tx.put(replace(job, state=move(JOB, state, ENDS[end]), reason=reason, state_since=now, resume_state=None))
         await record_event(tx, job_id, f"job_{end.value}", {"reason": reason, "groups_settled": settled}, now=now)
 
     deps.reach("end.before_rows")

@@ -16,6 +16,7 @@ from coordinator.service.ports import Reader, Tx
 from coordinator.service.worker_leases import abandon
 from coordinator.service.worker_presence import Heard
 from coordinator.service.worker_refusals import ProtocolRefusal
+from coordinator.service.worker_sessions import close_session
 from coordinator.wire import signing
 from coordinator.wire.messages import PROTOCOL_VERSION, Account, AccountRefusal, JoinRequest, Welcome
 from p2p.domain.addresses import may_dial
@@ -99,7 +100,9 @@ async def _join(tx: Tx, deps: Deps, request: JoinRequest, *, now: float) -> Join
     else:
         jobs = frozenset()
     worker = _enrolled(deps, request, invite, known, now=now)
-    await tx.put(worker, WorkerSession(worker.id, worker.session_epoch, now, now, worker.price_uusd_per_hour))
+    # In quarantine it may listen, and is not paid for it: that session is over as it begins.
+    ended_at = now if worker.state is WorkerState.QUARANTINED else None
+    await tx.put(worker, WorkerSession(worker.id, worker.session_epoch, now, now, worker.price_uusd_per_hour, ended_at))
     return Joined(worker, jobs)
 
 
@@ -183,15 +186,6 @@ async def _check_name(reader: Reader, request: JoinRequest, invite: Invite, know
         if worker.owner != invite.owner:
             words = f"name {request.name} belongs to a worker of another owner"
             raise ProtocolRefusal(409, "name_taken", words, field="name", fix="choose another name")
-
-
-async def close_session(tx: Tx, worker: Worker, *, now: float, last_seen_at: float | None = None) -> None:
-    """End the worker's newest session: active time stops at `last_seen_at`, by default now."""
-    session = await tx.get(WorkerSession, worker.id, worker.session_epoch)
-    if session is None or session.ended_at is not None:
-        return
-    seen = now if last_seen_at is None else max(session.last_seen_at, last_seen_at)
-    await tx.put(replace(session, last_seen_at=seen, ended_at=seen))
 
 
 async def leave(deps: Deps, worker_id: str, reason: str) -> None:

@@ -89,10 +89,10 @@ async def _save(tx: Tx, job: Job, outcomes: Sequence[tuple[Rollout, Graded]], *,
     await close_groups(tx, job, list(touched), now=now)
 
 
-async def close_groups(tx: Tx, job: Job, group_ids: Sequence[str], *, now: float) -> None:
-    """Move issued groups whose rollouts are all graded to READY, or REJECTED with the reason."""
+async def close_groups(tx: Tx, job: Job, group_ids: Sequence[str], *, now: float) -> int:
+    """Move issued groups whose rollouts are all graded to READY, or REJECTED with the reason; how many."""
     if not group_ids:
-        return
+        return 0
     members: dict[str, list[Rollout]] = defaultdict(list)
     for rollout in await tx.select(Rollout, group_id=list(group_ids)):
         members[rollout.group_id].append(rollout)
@@ -104,3 +104,4 @@ async def close_groups(tx: Tx, job: Job, group_ids: Sequence[str], *, now: float
             closed.append(replace(group, state=closing.state, reason=closing.reason, settled_at=settled))
     if closed:
         await tx.put(*closed)
+    return len(closed)

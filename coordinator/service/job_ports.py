@@ -20,11 +20,15 @@ class LearnerRefused(Exception):
     """The learner answered that it cannot do what was asked, and a restart would not help; the words say why."""
 
 
+class LearnerHostFault(Exception):
+    """The host refused what the learner needs (a full disk): the job should pause until someone makes room."""
+
+
 class Learner(Protocol):
     """One started learner process."""
 
     async def ask(self, request: Request, *, deadline_s: float) -> Answer:
-        """One request, its answer. Raises LearnerLost or LearnerRefused."""
+        """One request, its answer. Raises LearnerLost, LearnerRefused or LearnerHostFault."""
         ...
 
     async def close(self) -> None:
@@ -54,16 +58,24 @@ class Publisher(Protocol):
     """Turns a Hugging Face directory into pieces and a signed manifest, in a process beside the learner."""
 
     async def publish(self, directory: Path, *, job_id: str, version: int, canary_ids: Sequence[int]) -> SignedManifest:
-        """Pieces are durable when this returns. Raises PublishFailed."""
+        """Pieces are durable when this returns. Raises PublishFailed, PublishInterrupted."""
         ...
 
     async def remove_pieces(self, manifests: Sequence[str], *, kept: Sequence[str]) -> int:
         """Delete the pieces that only `manifests` (texts) name and none of `kept` does; the number deleted."""
         ...
 
+    async def keep_pieces(self, kept: Sequence[str]) -> int:
+        """Delete every piece that none of `kept` (texts) names, and what killed writes left; the number deleted."""
+        ...
+
 
 class PublishFailed(Exception):
     """The snapshot could not be encoded; the words say why."""
+
+
+class PublishInterrupted(Exception):
+    """The encoder ended, hung, or the disk refused: nothing is wrong with the snapshot, it may be encoded again."""
 
 
 class PlaneStarter(Protocol):

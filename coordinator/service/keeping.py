@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
-from coordinator.domain.model import CheckpointRow, Job
+from coordinator.domain.model import CheckpointRow, Job, Publication, PublicationState
 from coordinator.service.deps import Deps
 from coordinator.service.ports import Tx
+from coordinator.service.publishing import remove_directories
 from coordinator.service.recording import record_event
 from coordinator.service.sealing import batch_path
 
@@ -29,18 +29,19 @@ async def record_checkpoint(deps: Deps, job: Job, directory: Path) -> None:
 
 
 async def forget_before(deps: Deps, job: Job) -> None:
-    """Remove checkpoints beyond the kept number, and batch files that no kept checkpoint would replay."""
+    """Remove checkpoints beyond the kept number with the retired versions that stayed for them, and batch files that no kept checkpoint would replay."""
 
-    async def save(tx: Tx) -> tuple[list[CheckpointRow], int]:
+    async def save(tx: Tx) -> tuple[list[str], int]:
         rows = await tx.select(CheckpointRow, job_id=job.id, order_by="-step")
         kept, old = rows[: job.config.checkpoints.keep], rows[job.config.checkpoints.keep :]
         for row in old:
             await tx.delete(CheckpointRow, job_id=job.id, step=row.step)
-        return old, min(row.step for row in kept)
+        steps, retired = [row.step for row in old], PublicationState.RETIRED
+        weights = await tx.select(Publication, job_id=job.id, version=steps, state=retired) if steps else []
+        return [*(row.directory for row in old), *(row.directory for row in weights)], min(row.step for row in kept)
 
-    old, first_needed = await deps.store.write(save)
-    for row in old:
-        shutil.rmtree(row.directory, ignore_errors=True)
+    directories, first_needed = await deps.store.write(save)
+    await remove_directories(directories)
     directory = batch_path(deps, job.id, 0).parent
     for path in directory.glob("*.safetensors"):
         if int(path.stem) < first_needed:

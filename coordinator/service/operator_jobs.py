@@ -6,7 +6,7 @@ import secrets
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from coordinator.domain.model import Job, JobState
+from coordinator.domain.model import Batch, Job, JobState
 from coordinator.domain.states import JOB, IllegalMove, move, resumed_event
 from coordinator.service.deps import ServiceSettings
 from coordinator.service.ending import settle_all
@@ -14,9 +14,10 @@ from coordinator.service.files import resolve_name, uploads_dir
 from coordinator.service.operator_done import Done, said
 from coordinator.service.operator_errors import conflict, forbidden, invalid
 from coordinator.service.operator_figures import ENDED
-from coordinator.service.operator_views import job_cost_uusd, job_view, owned
+from coordinator.service.operator_views import job_view, owned
 from coordinator.service.ports import Reader, Tx
 from coordinator.service.recording import record_event
+from coordinator.service.spending import spent_uusd
 from coordinator.service.tokens import Caller
 from coordinator.wire.job import BudgetConfig, EnvironmentConfig, JobConfig, JobPatch
 from pricing.money import usd_to_uusd
@@ -107,6 +108,7 @@ def check_config(config: JobConfig, caller: Caller, settings: ServiceSettings) -
             field="environment.train",
             fix="name a JSONL or Parquet file",
         )
+    _refuse_hourly(config.budget)
     environment_paths(config.environment, settings)
     return model_dir(config, settings)
 
@@ -158,7 +160,7 @@ async def _check_spend(reader: Reader, caller: Caller, budget: BudgetConfig, *, 
 async def _committed_uusd(reader: Reader, job: Job) -> int:
     usd = job.config.budget.usd
     if job.state in ENDED or usd is None:
-        return await job_cost_uusd(reader, job)
+        return await spent_uusd(reader, job)
     return usd_to_uusd(usd)
 
 
@@ -166,7 +168,10 @@ async def change(tx: Tx, caller: Caller, job_id: str, patch: JobPatch, *, now: f
     """Change S, kappa or the budget; the driver reads them at the next seal."""
     job = await owned(tx, caller, job_id)
     _refuse_ended(job, "be changed")
-    config = patched(job, patch)
+    if patch.budget is not None and patch.budget.steps != job.config.budget.steps:
+        _refuse_finishing(job)
+    in_training = await tx.count(Batch, job_id=job.id, step=job.committed_steps)
+    config = patched(job, patch, in_training=in_training)
     if patch.budget is not None:
         await _check_spend(tx, caller, patch.budget, besides=job.id)
     job = replace(job, config=config)
@@ -176,17 +181,44 @@ async def change(tx: Tx, caller: Caller, job_id: str, patch: JobPatch, *, now: f
     return Done(await job_view(tx, job, now=now), _topics(job))
 
 
-def patched(job: Job, patch: JobPatch) -> JobConfig:
-    """The configuration after the patch (pure). Raises RequestRefused when it changes nothing or cannot be met any more."""
+def _refuse_finishing(job: Job) -> None:
+    if JobState.FINISHING in (job.state, job.resume_state):
+        raise conflict(
+            "job_finishing",
+            f"job {job.id} is finishing after {job.committed_steps} steps; budget.steps stays {job.config.budget.steps}",
+            field="budget.steps",
+            fix="submit a new job that starts from this one's last checkpoint",
+        )
+
+
+def _refuse_hourly(budget: BudgetConfig) -> None:
+    """A limit that nothing enforces must not look as if it held."""
+    if budget.usd_per_hour is not None:
+        raise invalid(
+            "not_enforced",
+            f"budget.usd_per_hour is {budget.usd_per_hour}, and this release does not choose workers by price yet",
+            field="budget.usd_per_hour",
+            fix="leave it out; set budget.usd, and a price ceiling on the invites",
+        )
+
+
+def patched(job: Job, patch: JobPatch, *, in_training: int = 0) -> JobConfig:
+    """The configuration after the patch (pure). Raises RequestRefused when it changes nothing or cannot be met any more.
+
+    `in_training`: 1 while the batch of the next step is sealed; that step is going to be committed.
+    """
     if patch == JobPatch():
         raise invalid("nothing_to_change", "the patch sets nothing", field="body", fix="set staleness_max, publish_every or budget")
-    if patch.budget is not None and patch.budget.steps < job.committed_steps:
+    begun = job.committed_steps + in_training
+    if patch.budget is not None and patch.budget.steps < begun:
         raise invalid(
             "steps_already_committed",
-            f"budget.steps is {patch.budget.steps}; {job.committed_steps} steps are committed",
+            f"budget.steps is {patch.budget.steps}; {begun} steps are committed or in training",
             field="budget.steps",
-            fix=f"set at least {job.committed_steps}, or cancel the job",
+            fix=f"set at least {begun}, or cancel the job",
         )
+    if patch.budget is not None:
+        _refuse_hourly(patch.budget)
     bound = job.config.staleness.max if patch.staleness_max is None else patch.staleness_max
     every = job.config.staleness.publish_every if patch.publish_every is None else patch.publish_every
     staleness = job.config.staleness.model_copy(update={"max": bound, "publish_every": every})

@@ -24,13 +24,10 @@ from coordinator.domain.model import (
     Rollout,
     RolloutState,
     Worker,
-    WorkerSession,
     WorkerState,
 )
 from coordinator.service.operator_errors import unknown
 from coordinator.service.operator_figures import (
-    cost_uusd,
-    ended_at,
     figure,
     learner_view,
     rate_view,
@@ -38,6 +35,7 @@ from coordinator.service.operator_figures import (
     staleness_view,
 )
 from coordinator.service.ports import Reader, Store
+from coordinator.service.spending import spent_uusd
 from coordinator.service.tokens import Caller
 from coordinator.wire.rest import (
     EVAL_METRIC,
@@ -139,7 +137,7 @@ async def job_view(reader: Reader, job: Job, *, now: float) -> JobView:
         rate=rate_view(job, batches, accepted=accepted, window_s=window_s),
         work=await _work(reader, job),
         newest_version=publications[0].version if publications else None,
-        cost_estimate_uusd=await job_cost_uusd(reader, job),
+        cost_estimate_uusd=await spent_uusd(reader, job),
     )
 
 
@@ -181,14 +179,6 @@ async def refused_by_code(reader: Reader, **filters: object) -> dict[str, int]:
     """Refusals counted by code."""
     codes = await distinct(reader, Refusal, "code", **filters)
     return {code: await reader.count(Refusal, code=code, **filters) for code in codes}
-
-
-async def job_cost_uusd(reader: Reader, job: Job) -> int:
-    """Asked price of all sessions for the time that the job lived: one job uses the pool at a time, as budgets count it."""
-    until = ended_at(job)
-    filters: dict[str, object] = {} if until is None else {"started_at__le": until}
-    sessions = await reader.select(WorkerSession, order_by="started_at", limit=None, last_seen_at__ge=job.created_at, **filters)
-    return cost_uusd(sessions, since=job.created_at, until=until)
 
 
 async def audit_view(store: Store, caller: Caller, job_id: str) -> AuditView:

@@ -14,6 +14,7 @@ from coordinator.service.operator_views import ACCEPTED, refused_by_code
 from coordinator.service.ports import Reader, Tx
 from coordinator.service.tokens import Caller
 from coordinator.service.worker_faults import release_work
+from coordinator.service.worker_sessions import close_session
 from coordinator.wire.rest import HoldingView, SessionView, WorkerList, WorkersQuery, WorkerSummary, WorkerView
 
 SESSIONS_SHOWN = 50
@@ -98,11 +99,12 @@ async def quarantine(tx: Tx, caller: Caller, worker_id: str, reason: str, *, now
     row = _moved(await _worker(tx, worker_id), "quarantined", "quarantined")
     words = said("quarantined", caller, reason)
     jobs = await release_work(tx, worker_id, f"worker {words}", now=now)
+    await close_session(tx, row, now=now)
     return await _save(tx, replace(row, reason=words, state_since=now), jobs)
 
 
 async def release(tx: Tx, caller: Caller, worker_id: str, reason: str, *, now: float) -> Done:
-    """Ends a drain or a quarantine, and forgets its strikes; it takes leases once it confirmed a version again."""
+    """Ends a drain or a quarantine, and forgets its strikes. After a quarantine it joins again by itself, in a new session."""
     row = _moved(await _worker(tx, worker_id), "released", "released")
     return await _save(tx, replace(row, reason=said("released", caller, reason), state_since=now, strikes=0))
 

@@ -6,7 +6,7 @@ one commit (group commit). A write that raises is undone alone; its neighbours i
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -77,6 +77,14 @@ class Store(Protocol):
     async def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What a sweep removed."""
+
+    files: int = 0
+    bytes: int = 0
+
+
 class Blobs(Protocol):
     """Content-addressed bytes."""
 
@@ -93,6 +101,10 @@ class Blobs(Protocol):
         ...
 
     async def free_bytes(self) -> int: ...
+
+    async def sweep(self, keep: Set[str], *, before: float) -> Swept:
+        """Remove blobs that are not in `keep` and were last put before `before` (Unix seconds). Read `keep` after choosing it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,10 @@ old digest is rolled back: its leases end, its queued rollouts are rejected as `
 
 from __future__ import annotations
 
+import asyncio
 import shutil
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from coordinator.domain import publication as rules
@@ -20,6 +21,7 @@ from coordinator.domain.model import (
     GroupState,
     Holding,
     Job,
+    JobState,
     Lease,
     LeaseState,
     Publication,
@@ -28,13 +30,15 @@ from coordinator.domain.model import (
     Rollout,
 )
 from coordinator.domain.seeds import derive
-from coordinator.domain.states import GROUP, LEASE, PUBLICATION, move
+from coordinator.domain.states import GROUP, PUBLICATION, TERMINAL, move
 from coordinator.service.deps import Deps
 from coordinator.service.job_ports import Publisher, SignedManifest
 from coordinator.service.ports import Reader, Tx
 from coordinator.service.recording import record_event, record_metrics
+from coordinator.service.worker_leases import end_leases
 from coordinator.wire.learner_link import Snapshotted
 
+FETCH_PATIENCE_S = 900.0  # a fetch that showed no sign for so long no longer keeps its version
 RECENT = 20  # steps and refreshes that the measured inputs of kappa look back on
 
 
@@ -49,29 +53,44 @@ async def published(reader: Reader, job_id: str) -> list[Publication]:
 
 
 async def announce(deps: Deps, publisher: Publisher, job: Job, shot: Snapshotted, canary_ids: Sequence[int]) -> None:
-    """Encode and publish; an identical digest that is already public changes nothing."""
-    signed = await publisher.publish(Path(shot.directory), job_id=job.id, version=shot.version, canary_ids=canary_ids)
-    deps.reach("publish.pieces_written")
-    fresh = await deps.store.write(lambda tx: _save(tx, job, shot, signed, now=deps.clock.now()))
-    deps.reach("publish.rows_written")
-    if not fresh:
-        shutil.rmtree(shot.directory, ignore_errors=True)
+    """Encode and publish; an identical digest that is known already changes nothing, nor does a job that has ended."""
+    async with deps.pieces:
+        signed = await publisher.publish(Path(shot.directory), job_id=job.id, version=shot.version, canary_ids=canary_ids)
+        deps.reach("publish.pieces_written")
+        saved = await deps.store.write(lambda tx: _save(tx, job, shot, signed, now=deps.clock.now()))
+        deps.reach("publish.rows_written")
+        unused = [] if saved.is_new else [signed.text]
+        await _remove_pieces(deps, publisher, [*unused, *(lost.manifest for lost in saved.lost)])
+    directories = [lost.directory for lost in saved.lost] + ([] if saved.is_new else [shot.directory])
+    await remove_directories(directories)
     deps.wake.notify(job.id)
 
 
-async def _save(tx: Tx, job: Job, shot: Snapshotted, signed: SignedManifest, *, now: float) -> bool:
-    """Write the publication's row; False when this very digest is public already."""
-    same = await tx.select(Publication, job_id=job.id, version=shot.version, state=PublicationState.PUBLISHED)
-    if any(p.digest == signed.digest for p in same):
-        return False
-    for lost in same:
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """Whether the version was made public just now, and the publications that it replaced."""
+
+    is_new: bool
+    lost: tuple[Publication, ...] = ()
+
+
+async def _save(tx: Tx, job: Job, shot: Snapshotted, signed: SignedManifest, *, now: float) -> _Saved:
+    """Write the publication's row, unless this very digest is known or the job has ended."""
+    row = await tx.get(Job, job.id)
+    if row is None or row.state in TERMINAL[JobState]:
+        return _Saved(False)
+    known = await tx.select(Publication, job_id=job.id, version=shot.version)
+    current = [p for p in known if p.state is not PublicationState.ROLLED_BACK]
+    if any(p.digest == signed.digest for p in current):
+        return _Saved(False)
+    for lost in current:
         await roll_back(tx, lost, now=now)
     await tx.put(
         Publication(
             job_id=job.id,
             version=shot.version,
             digest=signed.digest,
-            state=PublicationState.PUBLISHED,
+            state=_published_again([p for p in known if p.digest == signed.digest]),
             manifest=signed.text,
             signature=signed.signature,
             directory=shot.directory,
@@ -83,7 +102,20 @@ async def _save(tx: Tx, job: Job, shot: Snapshotted, signed: SignedManifest, *, 
     await record_event(tx, job.id, "version_published", {"version": shot.version, "digest": signed.digest}, now=now)
     figures = {"publish/snapshot_s": shot.seconds, "publish/encode_s": signed.encode_s}
     await record_metrics(tx, job.id, shot.version, figures, now=now)
-    return True
+    return _Saved(True, tuple(current))
+
+
+def _published_again(earlier: Sequence[Publication]) -> PublicationState:
+    """A second replay may bring back bits that a first one had replaced: they are public again."""
+    return move(PUBLICATION, earlier[0].state, "published_again") if earlier else PublicationState.PUBLISHED
+
+
+async def versions_at_stake(reader: Reader, job_id: str) -> set[int]:
+    """Versions whose bits still matter: the public ones, and those that tokens outside any batch carry, retired or not."""
+    public = {publication.version for publication in await published(reader, job_id)}
+    waiting = await reader.select(Group, job_id=job_id, state=[GroupState.ISSUED, GroupState.READY])
+    rollouts = await reader.select(Rollout, group_id=[group.id for group in waiting]) if waiting else []
+    return public | {int(version) for rollout in rollouts for version in rollout.digests}
 
 
 async def roll_back(tx: Tx, lost: Publication, *, now: float) -> None:
@@ -91,8 +123,8 @@ async def roll_back(tx: Tx, lost: Publication, *, now: float) -> None:
     await tx.put(replace(lost, state=move(PUBLICATION, lost.state, "rolled_back")))
     await tx.delete(Holding, job_id=lost.job_id, digest=lost.digest)
     reason = f"policy_rolled_back: version {lost.version} has other bits after the learner's replay"
-    for lease in await tx.select(Lease, job_id=lost.job_id, digest=lost.digest, state=LeaseState.LIVE):
-        await tx.put(replace(lease, state=move(LEASE, lease.state, "died"), reason=reason, closed_at=now))
+    leases = await tx.select(Lease, job_id=lost.job_id, digest=lost.digest, state=LeaseState.LIVE)
+    await end_leases(tx, [(lease, LeaseState.DEAD, reason) for lease in leases], now=now)
     live = await tx.select(Group, job_id=lost.job_id, state=[GroupState.ISSUED, GroupState.READY])
     rollouts = await tx.select(Rollout, group_id=[g.id for g in live]) if live else []
     stained = [r for r in rollouts if lost.digest in r.digests.values()]
@@ -143,30 +175,49 @@ async def measured_kappa(reader: Reader, job: Job) -> int:
 
 
 async def retire(deps: Deps, publisher: Publisher, job: Job) -> None:
-    """Drop versions that no worker holds as its newest and no live lease names, with their pieces and directories."""
-    kept, gone = await deps.store.write(lambda tx: _retire_rows(tx, job))
-    if not gone:
-        return
-    await publisher.remove_pieces([p.manifest for p in gone], kept=[p.manifest for p in kept])
+    """Drop versions that no worker holds as its newest or fetches and no live lease names, with their pieces and directories."""
+    fetched = deps.presence.being_fetched(job.id, since=deps.clock.now() - FETCH_PATIENCE_S)
+    async with deps.pieces:
+        gone = await deps.store.write(lambda tx: _retire_rows(tx, job, fetched))
+        await _remove_pieces(deps, publisher, [publication.manifest for publication in gone])
     checkpoints = await deps.store.read(lambda r: r.select(CheckpointRow, job_id=job.id))
     needed = {c.step for c in checkpoints}
-    for publication in gone:
-        if publication.version not in needed:
-            shutil.rmtree(publication.directory, ignore_errors=True)
+    await remove_directories([publication.directory for publication in gone if publication.version not in needed])
 
 
-async def _retire_rows(tx: Tx, job: Job) -> tuple[list[Publication], list[Publication]]:
+async def _retire_rows(tx: Tx, job: Job, fetched: Set[int]) -> list[Publication]:
     current = await published(tx, job.id)
     if not current:
-        return [], []
+        return []
     newest_held: dict[str, int] = {}
     for holding in await tx.select(Holding, job_id=job.id):
         newest_held[holding.worker_id] = max(holding.version, newest_held.get(holding.worker_id, 0))
     leased = {lease.version for lease in await tx.select(Lease, job_id=job.id, state=LeaseState.LIVE)}
-    # The one before the newest stays: workers may be fetching it, or need it as the base of what comes.
-    needed = frozenset(newest_held.values()) | leased | {p.version for p in current[-2:]}
+    # The one before the newest stays: workers may be about to fetch it, or need it as the base of what comes.
+    needed = frozenset(newest_held.values()) | leased | fetched | {p.version for p in current[-2:]}
     versions = rules.retired([p.version for p in current], held_or_leased=needed, newest=current[-1].version)
     gone = [p for p in current if p.version in set(versions)]
     for publication in gone:
         await tx.put(replace(publication, state=move(PUBLICATION, publication.state, "retired")))
-    return [p for p in current if p not in gone], gone
+    return gone
+
+
+async def _remove_pieces(deps: Deps, publisher: Publisher, manifests: Sequence[str]) -> None:
+    """Pieces are shared between versions and between jobs: only what no public version of any job names goes."""
+    if manifests:
+        await publisher.remove_pieces(manifests, kept=await deps.store.read(lambda r: served_manifests(r, since=deps.clock.now())))
+
+
+async def served_manifests(reader: Reader, *, since: float) -> list[str]:
+    """Manifests of the public versions of every job that lives, or ended after `since`."""
+    jobs = await reader.select(Job, state=[state for state in JobState if state not in TERMINAL[JobState]])
+    jobs += await reader.select(Job, state=list(TERMINAL[JobState]), state_since__gt=since)
+    ids = [job.id for job in jobs]
+    public = await reader.select(Publication, job_id=ids, state=PublicationState.PUBLISHED) if ids else []
+    return [publication.manifest for publication in public]
+
+
+async def remove_directories(directories: Sequence[str]) -> None:
+    """Remove them if they are there."""
+    for directory in directories:
+        await asyncio.to_thread(shutil.rmtree, directory, True)

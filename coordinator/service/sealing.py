@@ -12,7 +12,7 @@ from blake3 import blake3
 
 from coordinator.domain import seal as sealing
 from coordinator.domain.model import Batch, BatchState, Group, GroupState, Job, JobState, Rollout, RolloutState
-from coordinator.domain.states import BATCH, GROUP, JOB, move
+from coordinator.domain.states import BATCH, GROUP, JOB, TERMINAL, move
 from coordinator.service.batches import batch_file, carried
 from coordinator.service.deps import Deps
 from coordinator.service.ports import Reader, Tx
@@ -26,6 +26,14 @@ class Ready:
 
     groups: dict[int, Group]
     seal: sealing.Seal
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """The sealed batch; or none, because there are too few ready groups or (`is_void`) because the rows changed meanwhile."""
+
+    batch: Batch | None = None
+    is_void: bool = False
 
 
 Known = dict[str, sealing.ReadyGroup]
@@ -79,14 +87,14 @@ def _ready(group: Group, rollouts: Sequence[Rollout]) -> sealing.ReadyGroup:
     return sealing.ReadyGroup(group.number, oldest, scores)
 
 
-async def seal_next(deps: Deps, job: Job, known: Known, *, waited_s: float) -> Batch | None:
+async def seal_next(deps: Deps, job: Job, known: Known, *, waited_s: float) -> Sealed:
     """Seal the batch of step `committed_steps` if enough groups are ready; apply the rule's rejections either way."""
     ready = await deps.store.read(lambda r: look(r, job, known))
     if ready.seal.rejected:
         await deps.store.write(lambda tx: _reject(tx, job, ready, now=deps.clock.now()))
         deps.wake.notify(job.id)
     if ready.seal.groups is None:
-        return None
+        return Sealed()
     chosen = [ready.groups[number] for number in ready.seal.groups]
     members = await deps.store.read(lambda r: _members(r, [g.id for g in chosen]))
     path, digest = await _write_file(deps, job, ready.seal, chosen, members)
@@ -108,7 +116,7 @@ async def seal_next(deps: Deps, job: Job, known: Known, *, waited_s: float) -> B
     sealed = await deps.store.write(lambda tx: _seal(tx, job, batch, chosen))
     deps.reach("seal.rows_written")
     deps.wake.notify(job.id)
-    return batch if sealed else None
+    return Sealed(batch) if sealed else Sealed(is_void=True)
 
 
 async def _write_file(
@@ -130,6 +138,8 @@ async def _seal(tx: Tx, job: Job, batch: Batch, chosen: Sequence[Group]) -> bool
     """Write the rows unless the job moved on or a group changed since it was read."""
     now_job = await tx.get(Job, job.id)
     if now_job is None or now_job.state is not JobState.RUNNING or now_job.committed_steps != batch.step:
+        return False
+    if now_job.config.staleness.max != batch.bound or batch.step >= now_job.config.budget.steps:
         return False
     fresh = await tx.select(Group, id=[g.id for g in chosen], state=GroupState.READY)
     if len(fresh) != len(chosen) or not await tx.insert(batch):
@@ -154,14 +164,19 @@ async def _raw_rewards(reader: Reader, job_id: str, step: int) -> list[float]:
     return [r.reward for r in rollouts if r.reward is not None]
 
 
-async def commit_step(deps: Deps, job_id: str, step: int, *, train_s: float, metrics: Mapping[str, float]) -> None:
-    """The learner took step `step`: its batch is committed, its groups are trained, the job's step grows by one."""
+async def commit_step(deps: Deps, job_id: str, step: int, *, train_s: float, metrics: Mapping[str, float]) -> bool:
+    """The learner took step `step`: its batch is committed, its groups are trained, the job's step grows by one.
 
-    async def save(tx: Tx) -> None:
+    False, and nothing changes, when the job ended meanwhile: its groups are settled already.
+    """
+
+    async def save(tx: Tx) -> bool:
         now = deps.clock.now()
         job, batch = await tx.get(Job, job_id), await tx.get(Batch, job_id, step)
         if job is None or batch is None or job.committed_steps != step:
             raise RuntimeError(f"step {step} of job {job_id} cannot be committed: it is not the next step of a sealed batch")
+        if job.state in TERMINAL[JobState]:
+            return False
         streak = job.no_signal_streak + 1 if batch.no_signal else 0
         groups = await tx.select(Group, job_id=job_id, state=GroupState.SEALED, step=step)
         await tx.put(*(replace(g, state=move(GROUP, g.state, "step_committed"), settled_at=now) for g in groups))
@@ -175,11 +190,13 @@ async def commit_step(deps: Deps, job_id: str, step: int, *, train_s: float, met
         await record_metrics(tx, job_id, step, figures, now=now)
         summary = {"step": step, "train_s": train_s, "reward": figures.get("reward/all/mean"), "no_signal": batch.no_signal}
         await record_event(tx, job_id, "step_committed", summary, now=now)
+        return True
 
     deps.reach("step.before_commit")
-    await deps.store.write(save)
+    is_committed = await deps.store.write(save)
     deps.reach("step.committed")
     deps.wake.notify(job_id)
+    return is_committed
 
 
 async def _paused_without_signal(tx: Tx, job: Job, *, now: float) -> Job:

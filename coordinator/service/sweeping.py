@@ -33,12 +33,13 @@ from coordinator.domain.staleness import last_step
 from coordinator.domain.states import GROUP, ROLLOUT, TERMINAL, WORKER, move
 from coordinator.domain.workers import is_lost, is_served
 from coordinator.service.deps import Deps
-from coordinator.service.enrolment import close_session
+from coordinator.service.grading import close_groups
 from coordinator.service.ports import Reader, Tx
 from coordinator.service.worker_beats import flush
 from coordinator.service.worker_faults import is_present, release_work
 from coordinator.service.worker_leases import end_leases, reopen_slots
 from coordinator.service.worker_presence import Heard
+from coordinator.service.worker_sessions import close_session
 
 log = structlog.get_logger()
 TURN_S = 1.0
@@ -76,6 +77,8 @@ async def keep_sweeping(deps: Deps) -> None:
         while True:
             try:
                 due = await sweep(deps)
+            except ConnectionError:
+                raise  # the store has ended: going on would look alive and do nothing
             except Exception:
                 log.exception("sweep_failed")
                 due = None
@@ -141,16 +144,15 @@ async def _lose(tx: Tx, silent: Sequence[str], deps: Deps, *, now: float) -> fro
 
 
 async def _release_served(tx: Tx, deps: Deps, *, now: float) -> frozenset[str]:
-    """A quarantine ends by its timer; the worker starts again from standby."""
+    """A quarantine ends by its timer; the worker joins again when it is told that it is gone."""
     topics: frozenset[str] = frozenset()
     settings = deps.settings
     latest = now - settings.quarantine_s
     for worker in await tx.select(Worker, state=WorkerState.QUARANTINED, state_since__le=latest):
         if is_served(worker, now=now, quarantine_s=settings.quarantine_s):
             state = move(WORKER, worker.state, "quarantine_served")
-            await tx.put(replace(worker, state=state, reason="", state_since=now))
+            await tx.put(replace(worker, state=state, reason="its quarantine is over", state_since=now))
             topics |= {"workers"}
-            deps.presence.remember(Heard(worker.id, worker.session_epoch, now))
     return topics
 
 
@@ -169,6 +171,7 @@ async def _end_leases(tx: Tx, *, now: float) -> frozenset[str]:
             lease,
             now=now,
             committed_steps=jobs[lease.job_id].committed_steps,
+            bound=jobs[lease.job_id].config.staleness.max,
             worker_alive=lease.worker_id not in absent,
             rolled_back=lost[lease.job_id],
         )
@@ -214,7 +217,16 @@ async def _end_groups(tx: Tx, job: Job, *, now: float) -> bool:
         if reason is not None:
             await _end_group(tx, group, members[group.id], reason, now=now)
             died = True
-    return died or await _void_left_over(tx, job)
+    closed = await _close_short(tx, job, now=now)
+    return await _void_left_over(tx, job) or died or closed
+
+
+async def _close_short(tx: Tx, job: Job, *, now: float) -> bool:
+    """Groups whose last slot under way was lost, not graded: with `min_group` nothing else would look at them."""
+    if job.config.algorithm.min_group is None:
+        return False
+    waiting = await tx.select(Rollout, job_id=job.id, state=RolloutState.OPEN)
+    return await close_groups(tx, job, sorted({rollout.group_id for rollout in waiting}), now=now) > 0
 
 
 async def _end_group(tx: Tx, group: Group, rollouts: Sequence[Rollout], reason: str, *, now: float) -> None:

@@ -11,6 +11,7 @@ from coordinator.domain.states import WORKER, move
 from coordinator.domain.workers import after_fault
 from coordinator.service.ports import Tx
 from coordinator.service.worker_leases import abandon
+from coordinator.service.worker_sessions import close_session
 
 REFUSALS_PER_MINUTE = 120  # rows kept a worker and minute; what exceeds it is answered but not recorded
 
@@ -54,7 +55,7 @@ async def record(tx: Tx, worker_id: str, lease: Lease | None, lease_id: str, ref
 
 
 async def strike(tx: Tx, worker_id: str, reason: str, *, limit: int, now: float) -> frozenset[str]:
-    """Count one fault of the worker's own; in quarantine its leases go to others. The ids of the jobs concerned."""
+    """Count one fault of the worker's own; in quarantine its leases go to others and its session ends. The ids of the jobs concerned."""
     worker = await tx.get(Worker, worker_id)
     if worker is None:
         return frozenset()
@@ -65,6 +66,7 @@ async def strike(tx: Tx, worker_id: str, reason: str, *, limit: int, now: float)
     state = move(WORKER, worker.state, "quarantined")
     full = f"{words}; the last one: {reason}"
     await tx.put(replace(worker, strikes=strikes, state=state, reason=full, state_since=now))
+    await close_session(tx, worker, now=now)
     return await release_work(tx, worker_id, f"worker quarantined: {full}", now=now)
 
 

@@ -29,6 +29,7 @@ class Presence:
     def __init__(self) -> None:
         self._heard: dict[str, Heard] = {}
         self._unsaved: dict[str, None] = {}
+        self._fetching: dict[str, tuple[str, int, float]] = {}  # worker id -> job, version, newest sign of it
         self.saved_at = 0.0
 
     def hear(self, heard: Heard) -> None:
@@ -53,6 +54,27 @@ class Presence:
         """The worker left or was lost."""
         self._heard.pop(worker_id, None)
         self._unsaved.pop(worker_id, None)
+        self._fetching.pop(worker_id, None)
+
+    def fetches(self, worker_id: str, job_id: str, version: int, *, at: float) -> None:
+        """The worker was given the manifest of a version: its pieces should stay while it fetches them."""
+        self._fetching[worker_id] = (job_id, version, at)
+
+    def goes_on_fetching(self, worker_id: str, *, at: float) -> None:
+        """It asked for a piece."""
+        known = self._fetching.get(worker_id)
+        if known is not None:
+            self._fetching[worker_id] = (known[0], known[1], at)
+
+    def has_fetched(self, worker_id: str, job_id: str, version: int) -> None:
+        """It confirmed that version, or a newer one."""
+        known = self._fetching.get(worker_id)
+        if known is not None and known[0] == job_id and known[1] <= version:
+            del self._fetching[worker_id]
+
+    def being_fetched(self, job_id: str, *, since: float) -> frozenset[int]:
+        """Versions of the job that some worker fetches, with a sign of it after `since`."""
+        return frozenset(version for job, version, at in self._fetching.values() if job == job_id and at > since)
 
     def all(self) -> Iterable[Heard]:
         """Every present worker."""

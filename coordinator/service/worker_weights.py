@@ -33,6 +33,7 @@ async def manifest(deps: Deps, worker: Worker, job_id: str, version: int, digest
         return publication, [peer for peer in peers if peer.peer is not None]
 
     publication, peers = await deps.store.read(read)
+    deps.presence.fetches(worker.id, job_id, version, at=deps.clock.now())
     # A random choice spreads the fetchers over the peers; nothing is decided on it.
     chosen = SystemRandom().sample(peers, min(len(peers), SOURCES_MOST))
     sources = tuple(_source(deps, worker, peer, job_id) for peer in chosen)
@@ -92,6 +93,7 @@ class PieceRights:
         if not await deps.store.read(read):
             words = f"piece {digest[:80]} is in no published version of job {job_id[:80]}"
             raise ProtocolRefusal(404, "unknown_piece", words, field="digest", fix="fetch the manifest again; versions retire")
+        deps.presence.goes_on_fetching(worker.id, at=deps.clock.now())
 
     def _pieces_of(self, publication: Publication) -> frozenset[str]:
         key = (publication.job_id, publication.version, publication.digest)

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from blake3 import blake3
 
+from coordinator.service.ports import Swept
 from p2p.adapters.durable import REAL_FILES, TEMPORARY_SUFFIX, FileLayer, make_directory_durably
 
 T = TypeVar("T")
@@ -29,14 +30,6 @@ THREADS = 8  # file operations at once
 HASH_INLINE_BYTES = 64 << 10  # larger data is hashed in a thread
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SHELF = re.compile(r"[0-9a-f]{2}")
-
-
-@dataclass(frozen=True, slots=True)
-class Swept:
-    """What a sweep removed."""
-
-    files: int = 0
-    bytes: int = 0
 
 
 @dataclass(slots=True)

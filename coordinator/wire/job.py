@@ -80,6 +80,7 @@ class CheckpointConfig(Section):
     eval_every_steps: int = Field(20, ge=1)
     eval_prompts: int = Field(256, ge=0, description="0 switches evaluation off")
     keep: int = Field(2, ge=1, description="checkpoints kept")
+    keep_rollout_steps: int = Field(50, ge=0, description="token arrays of settled groups are kept for this many newest steps")
 
 
 class WorkersConfig(Section):

@@ -12,7 +12,7 @@ import errno
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -30,6 +30,10 @@ class FileLayer(Protocol):
 
     def write_file(self, path: Path, data: bytes | memoryview) -> None:
         """Create or truncate `path` and write `data`."""
+        ...
+
+    def write_chunks(self, path: Path, chunks: Iterable[bytes | memoryview]) -> None:
+        """`write_file` of the chunks one after another, without holding them all."""
         ...
 
     def fsync_file(self, path: Path) -> None:
@@ -71,6 +75,11 @@ class RealFiles:
     def write_file(self, path: Path, data: bytes | memoryview) -> None:
         with path.open("wb") as out:
             out.write(data)
+
+    def write_chunks(self, path: Path, chunks: Iterable[bytes | memoryview]) -> None:
+        with path.open("wb") as out:
+            for chunk in chunks:
+                out.write(chunk)
 
     def fsync_file(self, path: Path) -> None:
         _fsync(path, os.O_RDONLY)

@@ -10,7 +10,11 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 
 _EMBEDDING = tuple(
-    IPv6Network(text) for text in ("::ffff:0:0/96", "::/96", "64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32")
+    IPv6Network(text)
+    for text in ("::ffff:0:0/96", "::ffff:0:0:0/96", "::/96", "64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32")
+)
+_RESERVED = tuple(  # that `ipaddress` still calls global: site-local, documentation, SRv6 and 6to4 relays
+    ip_network(text) for text in ("fec0::/10", "3fff::/20", "5f00::/16", "192.88.99.0/24")
 )
 
 
@@ -37,7 +41,7 @@ def may_dial(host: str, port: int, allowed_networks: Iterable[str]) -> str | Non
         return None
     if isinstance(address, IPv6Address) and any(address in network for network in _EMBEDDING):
         return f"{host} wraps another address; the operator must list its network to allow it"
-    if address.is_multicast or not address.is_global:
+    if address.is_multicast or not address.is_global or any(address in network for network in _RESERVED):
         return f"{host} is not a public address; the operator must list its network to allow it"
     return None
 

@@ -1,4 +1,7 @@
-"""`python -m tests.bench NAME [--option value ...]`: each benchmark is a module with a `main` whose parameters are its options."""
+"""`python -m tests.bench [NAME [--option value ...]]`: each benchmark is a module with a `main` whose parameters are its options.
+
+Without a name all of them run, one after the other, with their defaults.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def main() -> None:
-    """Run one benchmark."""
+    """Run one benchmark, or all."""
     here = Path(__file__).parent
     names = sorted(path.stem for path in here.glob("*.py") if "_server" not in path.stem and not path.stem.startswith("__"))
     parser = argparse.ArgumentParser(prog="python -m tests.bench")
-    commands = parser.add_subparsers(dest="name", required=True)
+    commands = parser.add_subparsers(dest="name")
     runs = {}
     for name in names:
         module = importlib.import_module(f"tests.bench.{name}")
@@ -29,7 +32,13 @@ def main() -> None:
                 command.add_argument(flag, type=type(option.default), default=option.default)
         runs[name] = module.main
     options = vars(parser.parse_args())
-    runs[options.pop("name")](**options)
+    name = options.pop("name")
+    if name is not None:
+        runs[name](**options)
+        return
+    for title, run in runs.items():
+        print(f"== {title}", flush=True)
+        run()
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def job(model: Path, train: Path) -> dict[str, object]:
 @pytest.mark.long
 def test_three_steps_of_a_real_model(tmp_path: Path) -> None:
     """Log-probs of the published bits agree between learner and workers (fp32, 1e-4); each version is bit-exact on each worker."""
-    from tests.models.smollm2 import smollm2_directory
+    from tests.models.smollm2 import directory as smollm2_directory
 
     train = tmp_path / "questions.jsonl"
     train.write_text("".join(line + "\n" for line in GSM8K.read_text().splitlines()[:64]))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import shutil
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -104,6 +105,9 @@ class FaultyFiles:
                 self._store(path, content[: len(content) // 2])
                 raise OSError(errno.ENOSPC, "no space left on device", str(path))
             self._store(path, content)
+
+    def write_chunks(self, path: Path, chunks: Iterable[bytes | memoryview]) -> None:
+        self.write_file(path, b"".join(bytes(chunk) for chunk in chunks))
 
     def fsync_file(self, path: Path) -> None:
         self._sync(path)

@@ -60,6 +60,15 @@ class Unmakeable:
 Output = Finished | Aborted | Unmakeable
 
 
+@dataclass(frozen=True, slots=True)
+class Swapped:
+    """The engine generates with new weights from now on."""
+
+    canary_logprobs: tuple[float, ...]
+    seconds: float  # to load or apply, and for the canary
+    tokens_per_s: float  # as measured; 0: it was not
+
+
 class EngineCore(Protocol):
     """What produces tokens. Used from one thread; raises EngineError, `poisoned` when it must not be used any more."""
 
@@ -138,8 +147,12 @@ class EngineHost:
         """Tokens made, and seconds spent in decode steps, since the start."""
         return self._tokens, self._busy_s
 
-    async def run(self, order: Callable[[EngineCore], T]) -> T:
-        """Carry out `order` between two decode steps. A poisoned engine refuses every later order."""
+    async def run(self, order: Callable[[EngineCore], T], *, then: Callable[[T], None] = lambda _: None) -> T:
+        """Carry out `order` between two decode steps. A poisoned engine refuses every later order.
+
+        `then` gets the answer on the event loop, in its place among the outputs: after those made before the order, before
+        those made after it. (Whoever awaits may be woken later than that.)
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
@@ -151,7 +164,7 @@ class EngineHost:
                 if isinstance(error, EngineError) and error.poisoned:
                     raise
             else:
-                loop.call_soon_threadsafe(_resolve, future, answer)
+                loop.call_soon_threadsafe(_resolve, future, answer, then)
 
         self._enqueue(carry_out)
         return await future
@@ -164,20 +177,31 @@ class EngineHost:
         """`EngineCore.abort`, between two steps; what it stopped is handed out. Returns at once."""
         self._enqueue(lambda core: self._deliver(core.abort(keys)))
 
-    async def swap(self, weights: Weights, *, load: bool, abort_running: bool, canary_ids: Sequence[int]) -> tuple[float, ...]:
-        """Load or replace the weights and run the canary, all between two steps; the canary's log-probs.
+    async def swap(
+        self,
+        weights: Weights,
+        *,
+        load: bool,
+        abort_running: bool,
+        canary_ids: Sequence[int],
+        measure: Callable[[EngineCore], float] = lambda _: 0.0,
+        on_swapped: Callable[[Swapped], None] = lambda _: None,
+    ) -> Swapped:
+        """Load or replace the weights, run the canary and `measure` (a benchmark: tokens per second), all between two steps.
 
-        What the swap stopped is handed out before this returns.
+        What the swap stopped is handed out first, then `on_swapped` is called, then come outputs of the new weights.
         """
 
-        def order(core: EngineCore) -> tuple[float, ...]:
+        def order(core: EngineCore) -> Swapped:
+            started = time.monotonic()
             if load:
                 core.load(weights)
             else:
                 self._deliver(core.apply(weights, abort_running=abort_running))
-            return core.canary(canary_ids)
+            canary = core.canary(canary_ids)
+            return Swapped(canary, time.monotonic() - started, measure(core))
 
-        return await self.run(order)
+        return await self.run(order, then=on_swapped)
 
     async def close(self, timeout_s: float = 10.0) -> None:
         """End the thread; a step under way is finished first, or abandoned after `timeout_s` (the thread is a daemon)."""
@@ -262,7 +286,8 @@ def _refuse(order: Callable[[EngineCore], None], error: EngineError) -> None:
         return
 
 
-def _resolve(future: asyncio.Future[T], answer: T) -> None:
+def _resolve(future: asyncio.Future[T], answer: T, then: Callable[[T], None]) -> None:
+    then(answer)
     if not future.done():
         future.set_result(answer)
 

@@ -8,6 +8,7 @@ CDF in float64. Log-probs are computed in float32 at the sampling temperature.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -29,6 +30,7 @@ from worker_node.errors import EngineError
 MODEL_TYPES = frozenset(
     {"llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi3", "smollm3", "olmo2", "granite"}
 )  # those that the learner trains
+ATTENTIONS = (None, "eager", "sdpa")  # any other name is a library, or a repository whose code would be downloaded
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _MOST_CONFIG_BYTES = 4 << 20
 
@@ -134,12 +136,21 @@ class TorchEngine:
         _check_architecture(weights.directory)
         self._model = None
         try:
-            model = transformers.AutoModelForCausalLM.from_pretrained(
-                weights.directory, dtype=self._dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True
+            model, report = transformers.AutoModelForCausalLM.from_pretrained(
+                weights.directory,
+                dtype=self._dtype,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
             )
-        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-            raise EngineError(f"version {weights.version} cannot be loaded: {error}") from error
-        self._model = model.to(self._device).eval().requires_grad_(False)
+            model = model.to(self._device).eval().requires_grad_(False)
+        except Exception as error:  # the library raises anything on a configuration it does not know, the card when it is full
+            raise EngineError(f"version {weights.version} cannot be loaded: {type(error).__name__}: {error}") from error
+        lacking = sorted(str(name) for name in (*report["missing_keys"], *report["mismatched_keys"]))
+        if lacking:
+            raise EngineError(f"version {weights.version} does not fit its config.json: {lacking[:3]} would be drawn at random")
+        self._model = model
         self._version = weights.version
 
     def admit(self, requests: Sequence[GenerationRequest]) -> None:
@@ -155,7 +166,7 @@ class TorchEngine:
                 self._decode(self._batch)
             if fresh:
                 self._join(self._prefill(fresh))
-            return outputs + self._retire()
+            return outputs + self._give_up() + self._retire()
 
     def abort(self, keys: Collection[SlotKey]) -> list[Output]:
         stopped = [request.key for request in self._queued if request.key in keys]
@@ -267,6 +278,17 @@ class TorchEngine:
             row.versions.append(self._version)
         self._tokens += len(rows)
 
+    def _give_up(self) -> list[Output]:
+        """Rows whose newest token came from a distribution that is none."""
+        if self._batch is None:
+            return []
+        rows = self._batch.rows
+        lost = [row for row in rows if not math.isfinite(row.logprobs[-1])]
+        if lost:
+            self._keep([i for i, row in enumerate(rows) if math.isfinite(row.logprobs[-1])])
+        words = f"the logits of version {self._version} are not finite in {self._options.dtype}: try another --dtype or --device"
+        return [Unmakeable(row.request.key, words) for row in lost]
+
     def _retire(self) -> list[Output]:
         if self._batch is None:
             return []
@@ -295,12 +317,16 @@ class TorchEngine:
 
 
 def sample(logits: torch.Tensor, temperatures: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inverse-CDF samples [rows] and their float32 log-probs for logits [rows, vocabulary], one uniform in [0, 1) a row."""
+    """Inverse-CDF samples [rows] and their float32 log-probs for logits [rows, vocabulary], one uniform in [0, 1) a row.
+
+    Where the logits make no distribution (NaN, or all -inf) the log-prob is NaN, and the token any of the vocabulary.
+    """
     scaled = logits.float() / temperatures[:, None]
     cdf = scaled.double().softmax(-1).cumsum(-1)
     total = cdf[:, -1:].contiguous()
     tokens = torch.searchsorted(cdf, uniforms[:, None] * total, right=True)
     tokens = torch.minimum(tokens, torch.searchsorted(cdf, total))  # rounding must not pass the last possible token
+    tokens = tokens.clamp(max=logits.shape[-1] - 1)  # NaN lies after every token
     logprobs = scaled.log_softmax(-1).gather(-1, tokens)
     return tokens[:, 0], logprobs[:, 0].clamp(max=0.0)
 
@@ -364,12 +390,15 @@ def _check_architecture(directory: Path) -> None:
             raise EngineError(f"config.json is larger than {_MOST_CONFIG_BYTES} bytes")
         config = json.loads(path.read_text("utf-8"))
         kind, foreign = config.get("model_type"), [key for key in ("auto_map", "quantization_config") if config.get(key)]
+        attention = [config.get(key) for key in ("attn_implementation", "_attn_implementation")]
     except (OSError, ValueError, AttributeError) as error:
         raise EngineError(f"config.json cannot be read: {error!r}") from error
     if kind not in MODEL_TYPES:
         raise EngineError(f"model_type is {kind!r} in config.json; this engine loads one of {', '.join(sorted(MODEL_TYPES))}")
     if foreign:
         raise EngineError(f"config.json has {foreign[0]}: code and quantised weights are not loaded")
+    if any(name not in ATTENTIONS for name in attention):
+        raise EngineError(f"config.json asks for attention {attention}: only eager and sdpa are used, kernels are not downloaded")
 
 
 def _device(name: str) -> torch.device:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ from worker_node.errors import ConfigError
 
 STATUS_FILE = "status.json"
 LOCK_FILE = "lock"
+_LOCK_TRIES = 10
+_LOCK_PAUSE_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +50,32 @@ class Status:
 
 
 class Lock:
-    """Held while a worker runs on a state directory; the kernel frees it when the process ends, however it ends."""
+    """Held while a worker runs on a state directory; the kernel frees it when the process ends, however it ends.
+
+    The file names the process that holds it: whoever signals the worker must never hit another process of that number.
+    """
 
     def __init__(self, state_dir: Path) -> None:
         self._path = state_dir / LOCK_FILE
         self._file: int | None = None
 
-    def take(self) -> None:
-        """Raises ConfigError when another worker runs here."""
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(descriptor)
-            raise ConfigError(
-                f"another worker already runs on --state-dir {self._path.parent}: stop it, or give this one a directory of its own"
-            ) from error
+    def take(self, *, tries: int = _LOCK_TRIES) -> None:
+        """Raises ConfigError when another worker runs here. More than one try, because `is_running` holds it for a moment."""
+        descriptor = self._open()
+        for left in reversed(range(tries)):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if left == 0:
+                    os.close(descriptor)
+                    raise ConfigError(
+                        f"another worker already runs on --state-dir {self._path.parent}: stop it, or give this one a directory of its own"
+                    ) from error
+                time.sleep(_LOCK_PAUSE_S)
+        with suppress(OSError):  # a full disk: `drain` cannot find this worker, which works all the same
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._file = descriptor
 
     def release(self) -> None:
@@ -69,6 +83,12 @@ class Lock:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+    def _open(self) -> int:
+        try:
+            return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(f"{self._path} cannot be opened: {error.strerror}; choose a --state-dir you may write") from error
 
 
 def is_running(state_dir: Path) -> bool:
@@ -86,12 +106,25 @@ def is_running(state_dir: Path) -> bool:
     return False
 
 
+def holder(state_dir: Path) -> int | None:
+    """The process that holds the lock; None when none does, or when it could not write its number."""
+    if not is_running(state_dir):
+        return None
+    text = (state_dir / LOCK_FILE).read_text("ascii", "replace").strip()
+    return int(text) if text.isdecimal() and len(text) < 10 else None
+
+
 def write_status(state_dir: Path, status: Status) -> None:
     """Replace the file atomically; it need not survive a power cut, so it is not synced."""
     path = state_dir / STATUS_FILE
     temporary = path.with_name(f".{STATUS_FILE}.{os.getpid()}")
-    temporary.write_text(json.dumps(asdict(status)), "utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(json.dumps(asdict(status)), "utf-8")
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def read_status(state_dir: Path) -> Status | None:

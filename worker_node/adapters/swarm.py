@@ -1,7 +1,8 @@
 """Policy versions on disk: manifests checked, pieces fetched from peers and coordinator, directories assembled and dropped.
 
 A version counts as stored once its directory was verified whole and renamed into place, and its record written after it; so a
-crash at any point leaves it stored or not. Pieces of an unfinished fetch stay, and the next fetch resumes with them.
+crash at any point leaves it stored or not. At a start every directory is verified whole again: a disk may have lost or changed
+bits, and what is stored is served without further question. Pieces of an unfinished fetch stay until another version is fetched.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from p2p.adapters.durable import write_durably
 from p2p.adapters.fetch import FetchReport, PieceSource, assemble, fetch
 from p2p.adapters.peer import PeerServer, PeerSource
 from p2p.adapters.piece_store import UNSYNCED_FILES, PieceStore
+from p2p.adapters.snapshot_dir import digest_of
 from p2p.domain.addresses import PeerInfo
 from p2p.domain.lineage import cheapest
 from p2p.domain.manifest import Manifest, Piece
@@ -36,6 +38,7 @@ from worker_node.errors import CallError, ConfigError
 
 ORIGIN = "coordinator"
 NO_PROGRESS_S = 30.0
+_KEPT_OFFERS = 4
 _NOT_NOW = ("unknown_piece", "http_404", "busy", "too_many_requests")  # not there, or too busy: no fault of the source
 
 
@@ -52,7 +55,8 @@ class _Offer:
 class CoordinatorPieces:
     """The coordinator as a piece source."""
 
-    def __init__(self, client: CoordinatorClient, job_id: str, epoch: int) -> None:
+    def __init__(self, client: CoordinatorClient, job_id: str, epoch: Callable[[], int]) -> None:
+        """`epoch` tells the session of the moment: a fetch may outlive the one it began in."""
         self._client = client
         self._job_id = job_id
         self._epoch = epoch
@@ -63,7 +67,7 @@ class CoordinatorPieces:
 
     async def read(self, piece: Piece) -> bytes:
         try:
-            return await self._client.piece(self._job_id, piece.digest, piece.size, epoch=self._epoch)
+            return await self._client.piece(self._job_id, piece.digest, piece.size, epoch=self._epoch())
         except CallError as error:
             kind = PieceAbsent if error.code in _NOT_NOW else FetchFailed
             raise kind(f"{ORIGIN}: {error}") from error
@@ -101,14 +105,18 @@ class Swarm:
         """Get and check the manifest. Raises CallError, ManifestError."""
         reply = await self._client.manifest(version.job_id, version.number, version.digest, epoch=epoch)
         manifest = await asyncio.to_thread(self._checked, reply, version)
-        self._offers = {version: _Offer(manifest, reply.manifest, reply.signature, reply.sources)}
+        self._offers.pop(version, None)
+        self._offers[version] = _Offer(manifest, reply.manifest, reply.signature, reply.sources)
+        while len(self._offers) > _KEPT_OFFERS:
+            del self._offers[next(iter(self._offers))]
 
     async def bring(
-        self, version: Version, *, epoch: int, networks: Collection[str], on_progress: Callable[[int, int], None]
+        self, version: Version, *, epoch: Callable[[], int], networks: Collection[str], on_progress: Callable[[int, int], None]
     ) -> FetchFinished:
         """Fetch the offered version's pieces and assemble it. Raises SwarmError, OSError; nothing of the version is then stored."""
         offer = self._offers[version]
         edge = cheapest(offer.manifest, held=frozenset(held.digest for held in self._stored))
+        await self._make_room({piece.digest for piece in offer.manifest.pieces(edge)})
         async with AsyncExitStack() as stack:
             sources: list[PieceSource] = [CoordinatorPieces(self._client, version.job_id, epoch)]
             for source in offer.sources:
@@ -129,8 +137,6 @@ class Swarm:
         record = json.dumps({"manifest": offer.text, "signature": offer.signature}).encode()
         await asyncio.to_thread(write_durably, self._record(version), record)
         self._stored[version] = offer.manifest
-        needed = {piece.digest for manifest in self._stored.values() for piece in manifest.all_pieces()}
-        await asyncio.to_thread(self._store.keep_only, needed)
         return _finished(version, report)
 
     def weights(self, version: Version) -> Weights:
@@ -177,23 +183,29 @@ class Swarm:
             raise ManifestError(f"the manifest is of {_version_of(manifest)}, {version} was asked for: ask again")
         return manifest
 
+    async def _make_room(self, wanted: set[str]) -> None:
+        """Remove the pieces of fetches that were given up: a disk full of them must not stop this one."""
+        needed = {piece.digest for manifest in self._stored.values() for piece in manifest.all_pieces()}
+        await asyncio.to_thread(self._store.keep_only, needed | wanted)
+
     def _read_record(self, path: Path) -> Manifest | None:
-        """The manifest of a stored version; None when the record or the directory is not what it should be."""
+        """The manifest of a stored version; None when the record or any bit of the directory is not what it should be."""
         try:
             record = json.loads(path.read_bytes())
             check_manifest(self._coordinator_key, record["manifest"], record["signature"])
             manifest = Manifest.from_json(record["manifest"])
-        except (OSError, ValueError, KeyError, TypeError, SwarmError):
+            version = _version_of(manifest)
+            is_whole = path == self._record(version) and digest_of(self._directory(version)) == manifest.digest
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SwarmError):
             return None
-        version = _version_of(manifest)
-        return manifest if path == self._record(version) and self._directory(version).is_dir() else None
+        return manifest if is_whole else None
 
     def _peer(self, source: Source, networks: Collection[str]) -> PeerSource | None:
         """A peer to fetch from; None when its address or ticket is unusable (peers are a bonus)."""
         address = PeerInfo(source.address.host, source.address.port, source.address.certificate_sha256)
         try:
             return PeerSource(address, source.ticket, self._key, allowed_networks=networks, clock=self._client.server_now)
-        except SwarmError:
+        except (SwarmError, ValueError):  # ValueError: a network of the operator's list is none
             return None
 
     def _remove_from_disk(self, gone: list[tuple[Version, Manifest]], kept: set[str]) -> None:

@@ -116,19 +116,21 @@ class SwapFinished:
 
 @dataclass(frozen=True, slots=True)
 class SwapFailed:
-    """The engine kept what it had."""
+    """The engine kept what it had; or, unless `kept`, nothing is loaded any more (a load that failed)."""
 
     version: Version
     reason: str
+    kept: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class ConfirmAnswered:
-    """The coordinator judged the canary."""
+    """The coordinator judged the canary. `epoch` is the session it was asked in (0: the present one)."""
 
     version: Version
     accepted: bool
     reason: str
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,14 @@
 """The worker as a machine: events and the time in, instructions out. No I/O, no clock, seeded randomness only.
 
-Level-triggered: an event changes the state, then `_advance` looks at the state and starts what is due. Rules:
+Level-triggered: an event changes the state, then `_advance` looks at the state and starts what is due. The weights are in
+`holding.py`, the leases in `work.py`. Rules:
 
 * one fetch at a time, beside generation; a running fetch is finished before another starts;
 * only versions whose canary the coordinator accepted are advertised, and work is asked for with such a one loaded;
 * a completion leaves only when the coordinator answered for it or its lease ended; it waits while a version in it is unconfirmed;
 * draining finishes the leases in hand until a deadline, then leaves; a session fenced by a newer one stops at once;
+* never two joins at once, and what calls of a lost session say while the next join is under way is not heard: the newer
+  session they may tell of is our own;
 * until it stopped, the machine always has a next deadline.
 """
 
@@ -40,23 +43,12 @@ from worker_node.domain.events import (
     SwapFinished,
     Woke,
 )
-from worker_node.domain.instructions import (
-    AskLease,
-    DropVersions,
-    FetchManifest,
-    FetchPieces,
-    Instruction,
-    SendBeat,
-    SendConfirm,
-    SendJoin,
-    SendLeave,
-    StartGeneration,
-    Stop,
-    SwapWeights,
-)
+from worker_node.domain.holding import Holding, HoldingLimits
+from worker_node.domain.instructions import AskLease, Instruction, SendBeat, SendJoin, SendLeave, StartGeneration, Stop
 from worker_node.domain.lane import Lane
-from worker_node.domain.report import KEPT_NOTES, Note, Report, activity
-from worker_node.domain.weights import Shelf, Version
+from worker_node.domain.outbox import Outbox
+from worker_node.domain.report import Report, activity
+from worker_node.domain.weights import Version
 from worker_node.domain.work import Finished, Work, made_by
 
 EXIT_OK, EXIT_FAILED, EXIT_ENGINE, EXIT_FENCED = 0, 1, 3, 4
@@ -104,8 +96,16 @@ class Session:
         self._phase = Phase.JOINING
         self._epoch = 0
         self._heartbeat_s = 10.0
-        self._lanes = {call: self._lane(settings.silence_s) for call in Call if call is not Call.SUBMIT}
-        self._swaps = self._lane(settings.swap_s)
+        self._outbox = Outbox()
+        self._lanes = self._fresh_lanes()
+        limits = HoldingLimits(
+            silence_s=settings.silence_s,
+            swap_s=settings.swap_s,
+            retry_first_s=settings.retry_first_s,
+            retry_most_s=settings.retry_most_s,
+            tries_a_version=settings.tries_a_version,
+        )
+        self._holding = Holding(limits, outbox=self._outbox, rng=rng, stored=stored)
         self._work = Work(
             coalesce_s=settings.coalesce_s,
             overdue_s=settings.overdue_s,
@@ -114,24 +114,11 @@ class Session:
             rng=rng,
         )
         self._notices: tuple[Version, ...] = ()
-        self._stored = set(stored)
-        self._loaded: Version | None = None
-        self._job: str | None = None  # whose model the engine has, right or wrong
-        self._fetching: Version | None = None
-        self._swapping: Version | None = None
-        self._confirming: SendConfirm | None = None
-        self._confirmed: frozenset[Version] = frozenset()
-        self._fetched: dict[Version, FetchFinished] = {}
-        self._canary: SwapFinished | None = None  # of the loaded version
-        self._labels: dict[int, Version] = {}  # version numbers as the engine uses them
-        self._failures: dict[Version, int] = {}  # swaps and confirms that went wrong
         self._exit: _Exit | None = None  # set: draining
         self._drain_at = inf
         self._stop_at = inf
         self._state, self._state_reason, self._idle_reason = "", "", "not joined yet"
-        self._notes: list[Note] = []
         self._now = -inf
-        self._out: list[Instruction] = []
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """Take one event at `now` (any clock that never goes back); what to do, in order. Nothing once stopped."""
@@ -140,15 +127,15 @@ class Session:
         self._now = now
         self._take(event)
         self._advance()
-        instructions, self._out = self._out, []
-        return instructions
+        return self._outbox.take()
 
     def next_deadline(self) -> float | None:
         """When to hand in `Woke` if nothing else happens; None once stopped."""
         if self._phase is Phase.STOPPED:
             return None
-        lanes = min(lane.next_deadline(self._now) for lane in (*self._lanes.values(), self._swaps))
-        return min(lanes, self._work.next_deadline(self._confirmed), self._drain_at, self._stop_at)
+        lanes = min(lane.next_deadline(self._now) for lane in self._lanes.values())
+        work = self._work.next_deadline(self._holding.confirmed)
+        return min(lanes, self._holding.next_deadline(self._now), work, self._drain_at, self._stop_at)
 
     def report(self) -> Report:
         """How the session stands, for people."""
@@ -160,12 +147,12 @@ class Session:
             phase=self._phase.value,
             coordinator_state=self._state,
             coordinator_reason=self._state_reason,
-            loaded=str(self._loaded or ""),
+            loaded=str(self._holding.loaded or ""),
             newest=str(newest or ""),
             live_leases=len(self._work.ids),
             generating=self._work.unfinished,
             unsent=self._work.backlog,
-            notes=tuple(self._notes),
+            notes=self._outbox.notes,
         )
 
     # --- events
@@ -178,12 +165,12 @@ class Session:
                 self._beat_answered(event)
             case LeaseAnswered():
                 self._lease_answered(event)
-            case ManifestArrived():
-                self._manifest_arrived(event)
+            case ManifestArrived(version):
+                self._holding.manifest_arrived(version, self._now)
             case FetchFinished() | FetchFailed():
-                self._fetch_ended(event)
+                self._holding.fetch_ended(event, self._now)
             case SwapFinished() | SwapFailed():
-                self._swap_ended(event)
+                self._make_again(self._holding.swap_ended(event, self._now))
             case ConfirmAnswered():
                 self._confirm_answered(event)
             case CompletionFinished():
@@ -209,13 +196,12 @@ class Session:
     def _joined(self, event: Joined) -> None:
         if self._phase is not Phase.JOINING:
             return
-        self._lanes = {call: self._lane(self._settings.silence_s) for call in self._lanes}
+        self._lanes = self._fresh_lanes()
         self._phase = Phase.JOINED
         self._epoch = event.epoch
         self._heartbeat_s = event.heartbeat_s
         self._idle_reason = "waiting for the first orders"
-        self._confirmed = frozenset()
-        self._confirming = self._confirmation(self._canary) if self._canary else None
+        self._holding.joined()
 
     def _beat_answered(self, event: BeatAnswered) -> None:
         self._heartbeat_s = event.heartbeat_s
@@ -237,75 +223,36 @@ class Session:
         self._idle_reason = event.reason or ("waiting for more work" if event.leases else "no work was offered")
         if not event.leases and not self._work.unfinished:
             self._lanes[Call.BEAT].hurry(self._now)  # idle: a newer version may be what is lacking
-        job = self._job if self._swapping is None else self._swapping.job_id
+        job = self._holding.next_job
         for granted in event.leases:
             if self._exit is None and granted.lease.job_id == job:  # what is not taken is re-issued at its deadline or our leave
                 self._work.take(granted)
 
-    def _manifest_arrived(self, event: ManifestArrived) -> None:
-        if event.version == self._fetching and self._lanes[Call.MANIFEST].in_flight:
-            self._lanes[Call.MANIFEST].answered(self._now)
-            self._out.append(FetchPieces(event.version))
-
-    def _fetch_ended(self, event: FetchFinished | FetchFailed) -> None:
-        if event.version != self._fetching:
-            return
-        self._fetching = None
-        if isinstance(event, FetchFinished):
-            self._stored.add(event.version)
-            self._fetched[event.version] = event
-            return
-        self._note("fetch_failed", f"{event.version}: {event.reason}", "network")
-        self._lanes[Call.MANIFEST].failed(self._now)
-
-    def _swap_ended(self, event: SwapFinished | SwapFailed) -> None:
-        if event.version != self._swapping:
-            return
-        self._swapping = None
-        if isinstance(event, SwapFailed):
-            self._note("swap_failed", f"{event.version}: {event.reason}", "worker")
-            self._swaps.failed(self._now)
-            self._forget(event.version)
-            return
-        self._swaps.answered(self._now)
-        if self._job != event.version.job_id:
-            self._labels.clear()
-        self._loaded, self._job = event.version, event.version.job_id
-        self._labels[event.version.number] = event.version
-        self._canary = event
-        self._confirming = self._confirmation(event)
-
     def _confirm_answered(self, event: ConfirmAnswered) -> None:
-        if self._confirming is None or event.version != self._confirming.version:
-            return
-        self._confirming = None
-        if not event.accepted:
-            self._lanes[Call.CONFIRM].failed(self._now)
-            self._refused_weights(event.version, event.reason)
-            return
-        self._lanes[Call.CONFIRM].answered(self._now)
-        self._failures.pop(event.version, None)
-        self._confirmed |= {event.version}
-        self._lanes[Call.LEASE].hurry(self._now)
-        self._drop_versions()
+        if event.epoch not in (0, self._epoch):
+            return  # asked in a session that is over: the coordinator forgot it with that session
+        before = self._holding.confirmed
+        self._make_again(self._holding.confirm_answered(event, self._now))
+        if self._holding.confirmed != before:
+            self._lanes[Call.LEASE].hurry(self._now)
+            self._holding.drop_unneeded(self._target())
 
-    def _refused_weights(self, version: Version, reason: str) -> None:
-        """The engine does not hold what the version should be: nothing it made with it is sent; fetch it anew."""
-        self._note("not_confirmed", f"{version}: {reason}", "worker")
-        self._loaded, self._canary = None, None
-        self._out += self._work.stop_running()
-        self._work.discard_made_by(version)
-        self._forget(version)
+    def _make_again(self, disproved: Version | None) -> None:
+        """Nothing that was made with wrong weights is sent."""
+        if disproved is not None:
+            self._outbox.order(*self._work.stop_running())
+            self._work.discard_made_by(disproved)
 
     def _completion_finished(self, event: CompletionFinished) -> None:
-        versions = made_by(event.completion, self._labels)
+        holding = self._holding
+        versions = made_by(event.completion, holding.labels)
         if versions is None:
             self._work.put_back(event.lease_id, event.slot)
             return
         if self._work.finish(event.lease_id, event.slot, Finished(event.completion, versions, self._now)) and (
-            self._loaded is None and not versions <= self._confirmed
+            holding.loaded is None and not versions <= holding.confirmed
         ):
-            for version in versions - self._confirmed:  # finished while its weights were being refused
+            for version in versions - holding.confirmed:  # finished while its weights were being refused
                 self._work.discard_made_by(version)
 
     def _submit_answered(self, event: SubmitAnswered) -> None:
@@ -321,11 +268,13 @@ class Session:
             return
         if event.call is Call.LEAVE:
             self._leave_failed(event)
+        elif self._phase is Phase.JOINING and event.call is not Call.JOIN:
+            return
         elif event.outcome is Outcome.FENCED:
             self._end(f"a newer session with this key is active: {event.reason}", EXIT_FENCED)
         elif event.outcome is Outcome.FATAL or (event.call is Call.JOIN and event.outcome is Outcome.REFUSED):
             self._end(event.reason, EXIT_FAILED)
-        elif event.outcome is Outcome.REJOIN:
+        elif event.outcome is Outcome.REJOIN and event.call is not Call.JOIN:
             self._rejoin(event.reason)
         else:
             self._call_lost(event)
@@ -337,13 +286,14 @@ class Session:
             self._drop_lease(event.lease_id, event.code, event.reason, "coordinator")
         elif event.call is Call.SUBMIT:
             self._work.submission_failed(event.lease_id, self._now, event.retry_after_s)
-        elif event.call is Call.CONFIRM and event.outcome is Outcome.REFUSED and self._confirming is not None:
-            self._confirm_answered(ConfirmAnswered(self._confirming.version, accepted=False, reason=event.reason))
+        elif event.call is Call.CONFIRM:
+            self._make_again(self._holding.confirm_failed(event, self._now))
+        elif event.call is Call.MANIFEST:
+            self._holding.manifest_failed(event, self._now)
+            self._idle_reason = f"{event.call}: {event.reason}"
         else:
             self._lanes[event.call].failed(self._now, retry_after_s=event.retry_after_s)
             self._idle_reason = f"{event.call}: {event.reason}"
-            if event.call is Call.MANIFEST:
-                self._fetching = None
 
     def _leave_failed(self, event: CallFailed) -> None:
         if event.outcome is Outcome.TRY_AGAIN:
@@ -355,7 +305,7 @@ class Session:
         """The coordinator gave this session up: its leases are with others now."""
         self._note("session_lost", f"joining again: {reason}", "network")
         for lease_id in self._work.ids:
-            self._out += self._work.drop(lease_id)
+            self._outbox.order(*self._work.drop(lease_id))
         if self._exit is not None:
             self._stop()
             return
@@ -366,7 +316,7 @@ class Session:
     def _engine_failed(self, reason: str) -> None:
         self._note("engine_failed", reason, "worker")
         self._work.give_up_unfinished()
-        self._loaded, self._swapping, self._canary = None, None, None
+        self._holding.engine_failed()
         self._exit = None
         self._drain(f"the engine failed: {reason}", EXIT_ENGINE, self._now + self._settings.drain_s)
 
@@ -395,64 +345,40 @@ class Session:
             self._stop()
         elif self._lanes[Call.JOIN].is_ready(self._now):
             self._lanes[Call.JOIN].started(self._now)
-            self._out.append(SendJoin())
+            self._outbox.order(SendJoin())
 
     def _serve(self) -> None:
         for lease_id in self._work.overdue(self._now):
             self._drop_lease(lease_id, "overdue", "its wall deadline passed", "worker")
         if self._exit is None:
-            self._start_fetch()
-            self._start_swap()
+            self._holding.start_fetch(self._target(), self._now)
+            self._holding.start_swap(self._target(), self._now, abort_running=self._work.aborts_on_update)
         self._generate()
-        self._confirm()
-        self._out += self._work.submissions(self._now, epoch=self._epoch, confirmed=self._confirmed)
+        self._holding.start_confirm(self._epoch, self._now)
+        self._outbox.order(*self._work.submissions(self._now, epoch=self._epoch, confirmed=self._holding.confirmed))
         self._ask()
         self._beat()
         if self._exit is not None and (not self._work.ids or self._now >= self._drain_at):
             self._start_leaving()
 
-    def _start_fetch(self) -> None:
-        version = weights.to_fetch(self._shelf(), self._target(), given_up=self._given_up())
-        if version is not None and self._lanes[Call.MANIFEST].is_ready(self._now):
-            self._fetching = version
-            self._lanes[Call.MANIFEST].started(self._now)
-            self._out.append(FetchManifest(version))
-
-    def _start_swap(self) -> None:
-        version = weights.to_swap(self._shelf(), self._target())
-        if version is None or self._confirming is not None or not self._swaps.is_ready(self._now):
-            return
-        renamed = self._labels.get(version.number, version) != version
-        self._swapping = version
-        self._swaps.started(self._now)
-        self._out.append(SwapWeights(version, abort_running=renamed or self._work.aborts_on_update))
-
     def _generate(self) -> None:
-        if self._loaded is not None and (requests := self._work.start_waiting()):
-            self._out.append(StartGeneration(requests))
-
-    def _confirm(self) -> None:
-        if self._confirming is not None and self._lanes[Call.CONFIRM].is_ready(self._now):
-            self._lanes[Call.CONFIRM].started(self._now)
-            self._out.append(self._confirming)
+        if self._holding.loaded is not None and (requests := self._work.start_waiting()):
+            self._outbox.order(StartGeneration(requests))
 
     def _ask(self) -> None:
         free = self._free_slots()
-        version = self._loaded
-        if version is None or version not in self._confirmed or self._exit is not None or free < 1:
-            return
-        if self._swapping is not None and self._swapping.job_id != version.job_id:
+        version = self._holding.served
+        if version is None or self._exit is not None or free < 1:
             return
         if self._lanes[Call.LEASE].is_ready(self._now):
             self._lanes[Call.LEASE].started(self._now)
-            self._out.append(AskLease(self._epoch, version, free, self._settings.lease_wait_s))
+            self._outbox.order(AskLease(self._epoch, version, free, self._settings.lease_wait_s))
 
     def _beat(self) -> None:
         if self._lanes[Call.BEAT].is_ready(self._now):
             self._lanes[Call.BEAT].started(self._now)
-            held = sorted(self._confirmed & self._stored, key=lambda version: (version.job_id, version.number, version.digest))
-            words = self._activity()[1]
-            self._out.append(SendBeat(self._epoch, tuple(held), self._work.ids, self._free_slots(), self._exit is not None, words))
+            held, words = self._holding.advertised(), self._activity()[1]
+            self._outbox.order(SendBeat(self._epoch, held, self._work.ids, self._free_slots(), self._exit is not None, words))
 
     def _start_leaving(self) -> None:
         for lease_id in self._work.ids:
@@ -468,85 +394,54 @@ class Session:
             self._stop()
         elif self._lanes[Call.LEAVE].is_ready(self._now):
             self._lanes[Call.LEAVE].started(self._now)
-            self._out.append(SendLeave(self._epoch, self._exit.reason))
+            self._outbox.order(SendLeave(self._epoch, self._exit.reason))
 
     def _break_silence(self) -> None:
         """A call that outlived every deadline counts as failed; a swap that did has hung the engine."""
-        for call, lane in self._lanes.items():
-            if lane.is_silent(self._now):
-                lane.failed(self._now)
-                self._note("no_report", f"{call}: no answer and no failure within {self._settings.silence_s:.0f} s", "worker")
-                if call is Call.MANIFEST:
-                    self._fetching = None
-        if self._swaps.is_silent(self._now):
-            self._swaps.failed(self._now)
+        silent = [call.value for call, lane in self._lanes.items() if lane.is_silent(self._now)]
+        for name in silent:
+            self._lanes[Call(name)].failed(self._now)
+        for name in (*silent, *self._holding.silent(self._now)):
+            self._note("no_report", f"{name}: no answer and no failure within {self._settings.silence_s:.0f} s", "worker")
+        if self._holding.hung_swap(self._now):
             self._engine_failed(f"a weight update took more than {self._settings.swap_s:.0f} s")
 
     # --- small views
 
-    def _lane(self, silence_s: float) -> Lane:
-        settings = self._settings
-        return Lane(silence_s=silence_s, first_s=settings.retry_first_s, most_s=settings.retry_most_s, rng=self._rng)
-
-    def _shelf(self) -> Shelf:
-        return Shelf(frozenset(self._stored), self._loaded, self._fetching)
+    def _fresh_lanes(self) -> dict[Call, Lane]:
+        one = self._settings
+        own = (Call.JOIN, Call.BEAT, Call.LEASE, Call.LEAVE)
+        return {
+            call: Lane(silence_s=one.silence_s, first_s=one.retry_first_s, most_s=one.retry_most_s, rng=self._rng) for call in own
+        }
 
     def _target(self) -> Version | None:
-        return weights.choose(self._notices, current_job=self._job, busy=bool(self._work.ids))
-
-    def _given_up(self) -> frozenset[Version]:
-        return frozenset(v for v, failures in self._failures.items() if failures >= self._settings.tries_a_version)
+        return weights.choose(self._notices, current_job=self._holding.job, busy=bool(self._work.ids))
 
     def _free_slots(self) -> int:
         """Unanswered completions still occupy their slots: the coordinator counts them, and it bounds what piles up here."""
         return max(self._settings.slots - self._work.unfinished - self._work.backlog, 0)
 
-    def _confirmation(self, swap: SwapFinished) -> SendConfirm:
-        fetched = self._fetched.get(swap.version, FetchFinished(swap.version, 0, 0, 0.0))
-        return SendConfirm(
-            epoch=self._epoch,
-            version=swap.version,
-            canary_logprobs=swap.canary_logprobs,
-            fetched_bytes=fetched.fetched_bytes,
-            from_peers_bytes=fetched.from_peers_bytes,
-            fetch_s=fetched.seconds,
-            apply_s=swap.seconds,
-        )
-
     def _activity(self) -> tuple[bool, str]:
-        waiting_for = self._exit.reason if self._exit else self._idle_reason
+        holding = self._holding
+        waiting_for = self._exit.reason if self._exit else holding.hopeless(self._target()) or self._idle_reason
         if self._exit is None and self._state in ("quarantined", "draining"):
             waiting_for = f"{self._state}: {self._state_reason}"
         return activity(
-            generating=self._work.unfinished if self._loaded is not None else 0,
-            fetching=str(self._fetching or ""),
-            swapping=str(self._swapping or ""),
-            confirming=str(self._confirming.version) if self._confirming else "",
+            generating=self._work.unfinished if holding.loaded is not None else 0,
+            fetching=str(holding.fetching or ""),
+            swapping=str(holding.swapping or ""),
+            confirming=str(holding.confirming or ""),
             waiting_for=waiting_for,
         )
-
-    def _forget(self, version: Version) -> None:
-        """These bits cannot be used: drop them, and count, so that a version that never works is given up."""
-        self._failures[version] = self._failures.get(version, 0) + 1
-        self._stored.discard(version)
-        self._fetched.pop(version, None)
-        self._out.append(DropVersions(frozenset({version})))
-
-    def _drop_versions(self) -> None:
-        dropped = weights.to_drop(self._shelf(), self._target())
-        if dropped:
-            self._stored -= dropped
-            for version in dropped:
-                self._fetched.pop(version, None)
-            self._out.append(DropVersions(dropped))
 
     def _drop_lease(self, lease_id: str, code: str, reason: str, blame: str) -> None:
         if lease_id in self._work.ids:
             self._note(code, f"lease {lease_id}: {reason}", blame)
-            self._out += self._work.drop(lease_id)
+            self._outbox.order(*self._work.drop(lease_id))
 
     def _note(self, code: str, reason: str, blame: str) -> None:
-        self._notes = [*self._notes[1 - KEPT_NOTES :], Note(self._now, code, reason, blame)]
+        self._outbox.note(self._now, code, reason, blame)
 
     def _end(self, reason: str, code: int) -> None:
         self._exit = _Exit(reason, code)
@@ -555,4 +450,4 @@ class Session:
     def _stop(self) -> None:
         ending = self._exit or _Exit("the coordinator let this worker go", EXIT_OK)
         self._phase = Phase.STOPPED
-        self._out.append(Stop(ending.reason, ending.code))
+        self._outbox.order(Stop(ending.reason, ending.code))

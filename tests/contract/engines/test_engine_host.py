@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -59,7 +60,7 @@ async def test_generation_runs_beside_the_loop(watch: Callable[..., Watched], pu
     """Load with canary, generate, read the meter."""
     w = watch(slots=4)
     assert (await w.host.start()).kind == "scripted"
-    assert len(await w.host.swap(published[0], load=True, abort_running=False, canary_ids=(1, 2, 3))) == 2
+    assert len((await w.host.swap(published[0], load=True, abort_running=False, canary_ids=(1, 2, 3))).canary_logprobs) == 2
     w.host.admit([ask(slot) for slot in range(6)])
     await w.until(lambda: len(w.outputs) == 6)
     tokens, busy_s = w.host.meter()
@@ -189,3 +190,42 @@ def test_the_benchmark_leaves_the_engine_idle(published: list[Weights]) -> None:
     ticks = iter(range(1000))
     assert decode_rate(engine, slots=4, new_tokens=8, limit_s=3.0, clock=lambda: float(next(ticks))) == pytest.approx(8 / 4)
     assert not engine.is_busy
+
+
+async def test_a_swap_is_told_before_what_the_new_weights_made(
+    watch: Callable[..., Watched], published: list[Weights], ask: Ask
+) -> None:
+    """A completion of one token may be done before whoever waits for the swap is woken: its version must be known by then."""
+    w = watch(slots=2)
+    told: list[object] = []
+    host = EngineHost(lambda: ScriptedEngine(ScriptedOptions(slots=2)), on_output=told.extend, on_failure=w.fail)
+    await host.start()
+    try:
+        swap = asyncio.ensure_future(
+            host.swap(published[0], load=True, abort_running=False, canary_ids=(1, 2, 3), on_swapped=told.append)
+        )
+        await asyncio.sleep(0)
+        host.admit([ask(0, max_new_tokens=1)])
+        time.sleep(0.2)  # noqa: ASYNC251 (the loop is busy while the engine does all of it)
+        swapped = await swap
+        async with asyncio.timeout(10.0):
+            while len(told) < 2:
+                await asyncio.sleep(0.01)
+    finally:
+        await host.close()
+    assert told[0] == swapped
+    assert len(swapped.canary_logprobs) == 2
+    assert isinstance(told[1], Finished)
+
+
+async def test_the_benchmark_runs_within_the_swap(watch: Callable[..., Watched], published: list[Weights], ask: Ask) -> None:
+    """Nothing of the work that waits for the weights is stepped by it."""
+    w = watch(slots=2)
+    await w.host.start()
+    swapping = asyncio.ensure_future(
+        w.host.swap(published[0], load=True, abort_running=False, canary_ids=(), measure=lambda core: decode_rate(core, slots=2))
+    )
+    await asyncio.sleep(0)
+    w.host.admit([ask(slot) for slot in range(3)])
+    assert (await swapping).tokens_per_s > 0
+    await w.until(lambda: len(w.outputs) == 3)

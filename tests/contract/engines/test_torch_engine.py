@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -191,3 +192,49 @@ def test_the_engine_says_what_it_is() -> None:
     info = TorchEngine(TorchOptions(device="cpu")).info
     assert (info.kind, info.dtype, info.device) == ("torch", "float32", "cpu")
     assert "torch" in info.version
+
+
+def test_logits_that_are_not_finite_are_the_slots_own_outcome(published: list[Weights], ask: Ask) -> None:
+    """No NaN log-prob and no token outside the vocabulary leaves the engine; it stays well, and says why."""
+    engine = TorchEngine(TorchOptions(slots=4, device="cpu"))
+    engine.load(published[0])
+    engine.admit([ask(0, max_new_tokens=8, stop=()), ask(1, max_new_tokens=8, stop=())])
+    assert engine.step() == []
+    with torch.no_grad():
+        engine._model.model.norm.weight.fill_(torch.nan)
+    assert not np.isfinite(engine.canary((1, 2, 3))).any()
+    engine.admit([ask(2, max_new_tokens=1)])
+    outputs = engine.step()
+    assert sorted(out.key[1] for out in outputs if isinstance(out, Unmakeable)) == [0, 1, 2]
+    assert all("not finite" in out.reason for out in outputs if isinstance(out, Unmakeable))
+    assert not engine.is_busy
+    engine.apply(published[1], abort_running=False)
+    engine.admit([ask(3, max_new_tokens=2, stop=())])
+    assert run(engine)[3].length == 2
+
+
+@pytest.mark.parametrize("worst", [torch.nan, torch.inf, -torch.inf])
+def test_a_distribution_that_is_none_gives_no_log_prob(worst: float) -> None:
+    """NaN tells, and the token is one of the vocabulary, so that no index leaves the tensor (a card would not survive it)."""
+    tokens, logprobs = sample(torch.full((1, 3), worst), torch.ones(1), torch.tensor([0.5], dtype=torch.float64))
+    assert 0 <= int(tokens) < 3
+    assert torch.isnan(logprobs).all()
+
+
+def test_weights_that_would_be_drawn_at_random_are_refused(published: list[Weights], tmp_path: Path) -> None:
+    """A directory that lacks a tensor is not loaded."""
+    tensors = load_file(published[0].directory / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_text((published[0].directory / "config.json").read_text())
+    with pytest.raises(EngineError, match="drawn at random"):
+        TorchEngine(TorchOptions(device="cpu")).load(Weights(tmp_path, 0, "0" * 64))
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_attention_code_from_elsewhere_is_refused(published: list[Weights], tmp_path: Path, key: str) -> None:
+    """A repository named there would be downloaded and run."""
+    config = json.loads((published[0].directory / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, key: "somebody/kernel"}))
+    with pytest.raises(EngineError, match="not downloaded"):
+        TorchEngine(TorchOptions(device="cpu")).load(Weights(tmp_path, 0, "0" * 64))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,14 +32,17 @@ from coordinator.wire import learner_link as link
 from coordinator.wire.frames import encode_frame
 
 VOCAB = 20
+Hooks = dict[str, Callable[[], Awaitable[None]]]
+"""What happens while the learner works on a request: "KIND:STEP" -> action, run once."""
 
 
 class PretendLearner:
     """Weights are BLAKE3(previous weights, batch digest); `salt` makes a replay give other bits."""
 
-    def __init__(self, fence: int, salt: str, lose_at: set[str], trained: list[int]) -> None:
+    def __init__(self, fence: int, salt: str, lose_at: set[str], trained: list[int], hooks: Hooks) -> None:
         self._fence = fence
         self._salt = salt
+        self._hooks = hooks
         self._lose_at = lose_at
         self._trained = trained
         self.step = 0
@@ -47,6 +50,9 @@ class PretendLearner:
 
     async def ask(self, request: link.Request, *, deadline_s: float) -> link.Answer:
         await asyncio.sleep(0)
+        hook = self._hooks.pop(f"{request.kind}:{self.step}", None)
+        if hook is not None:
+            await hook()
         match request:
             case link.Start():
                 return self._start(request)
@@ -91,7 +97,8 @@ class PretendLearner:
 class PretendLearners:
     """Starts learners; `salts` gives each start its salt (the last one repeats)."""
 
-    def __init__(self, *, salts: Sequence[str] = ("",), lose_at: set[str] | None = None) -> None:
+    def __init__(self, *, salts: Sequence[str] = ("",), lose_at: set[str] | None = None, hooks: Hooks | None = None) -> None:
+        self._hooks = dict(hooks or {})
         self._salts = list(salts)
         self._lose_at = lose_at or set()
         self.trained: list[list[int]] = []
@@ -102,7 +109,7 @@ class PretendLearners:
             raise LearnerLost("it does not start")
         salt = self._salts.pop(0) if len(self._salts) > 1 else self._salts[0]
         self.trained.append([])
-        learner = PretendLearner(fence, salt, self._lose_at, self.trained[-1])
+        learner = PretendLearner(fence, salt, self._lose_at, self.trained[-1], self._hooks)
         self.learners.append(learner)
         return learner
 
@@ -115,6 +122,9 @@ class PretendPublisher:
         return SignedManifest(json.dumps([job_id, version, digest]), "00", digest, 0.0)
 
     async def remove_pieces(self, manifests: Sequence[str], *, kept: Sequence[str]) -> int:
+        return 0
+
+    async def keep_pieces(self, kept: Sequence[str]) -> int:
         return 0
 
 
@@ -174,7 +184,7 @@ async def _one_group(tx: Tx, deps: Deps, job_id: str) -> bool:
     group = Group(f"{job_id}/g{number}", job_id, number, number, (2, 3), algorithm.group_size, GroupState.ISSUED, deps.clock.now())
     await tx.put(replace(group, oldest_version=public[0].version, fence=1))
     await tx.put(_lease(group, public[0], last_step=public[0].version + job.config.staleness.max))
-    blob = await deps.blobs.put(_frame(public[0].version, algorithm.group_size))
+    blob = await deps.blobs.put(frame(public[0].version, algorithm.group_size))
     await tx.put(*(_rollout(group, slot, blob, public[0]) for slot in range(algorithm.group_size)))
     return True
 
@@ -198,7 +208,7 @@ def _lease(group: Group, public: Publication, *, last_step: int) -> Lease:
     )
 
 
-def _frame(version: int, slots: int) -> bytes:
+def frame(version: int, slots: int) -> bytes:
     arrays = {
         "token_ids": np.asarray([4 + slot % 2 for slot in range(slots)], np.int32),
         "logprobs": np.full(slots, -0.5, np.float32),

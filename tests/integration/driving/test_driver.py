@@ -3,95 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
-import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-from coordinator.adapters.clock import SystemClock
-from coordinator.domain.audit import audit
-from coordinator.domain.model import Batch, Event, Group, GroupState, Job, JobState, Lease, Publication, Refusal, Rollout
+from coordinator.domain.model import Batch, Event, Group, GroupState, Job, JobState, Publication, Refusal
 from coordinator.domain.states import JOB, move, resumed_event
-from coordinator.service import driving
-from coordinator.service.deps import Deps, ServiceSettings
-from coordinator.service.driving import JobDriver, Tools
-from coordinator.store.blobs import FileBlobs
-from coordinator.store.migrate import upgrade
-from coordinator.store.sql import open_store
-from coordinator.wire.job import JobConfig
-from tests.integration.driving.pretend import PretendLearners, PretendPlane, PretendPublisher, pretend_workers
-
-STEPS = 12
-
-
-def config(**sections) -> JobConfig:
-    """Two groups of two a step, checkpoint every five."""
-    job = {
-        "name": "driven",
-        "model": "m",
-        "environment": {"type": "digit_sort"},
-        "algorithm": {"group_size": 2, "groups_per_step": 2, "truncated": "keep"},
-        "staleness": {"max": 2},
-        "sampling": {"max_new_tokens": 4},
-        "checkpoints": {"every_steps": 5, "eval_prompts": 3, "eval_every_steps": 6},
-        "budget": {"steps": STEPS},
-    }
-    return JobConfig.model_validate({**job, **{name: {**job[name], **values} for name, values in sections.items()}})
-
-
-@pytest.fixture
-async def deps(tmp_path: Path) -> AsyncIterator[Deps]:
-    """A real SQLite store and blobs."""
-    url = f"sqlite:///{tmp_path / 'rows.sqlite3'}"
-    await asyncio.to_thread(upgrade, url)
-    store = await open_store(url)
-    clock = SystemClock()
-    yield Deps(store, FileBlobs(tmp_path / "blobs"), clock, ServiceSettings(tmp_path), Ed25519PrivateKey.generate(), clock.now())
-    await store.close()
-
-
-async def submit(deps: Deps, job_config: JobConfig) -> str:
-    """A queued job."""
-    now = deps.clock.now()
-    job = Job("j1", "driven", "t", job_config, JobState.QUEUED, "", now, now, "m")
-    await deps.store.write(lambda tx: tx.put(job))
-    return job.id
-
-
-async def drive(deps: Deps, job_id: str, learners: PretendLearners, plane: PretendPlane | None = None, within_s: float = 30) -> Job:
-    """Run the driver with pretend workers until it returns."""
-    plane = plane or PretendPlane()
-    workers = asyncio.create_task(pretend_workers(deps, job_id))
-    try:
-        async with asyncio.timeout(within_s):
-            await JobDriver(deps, Tools(learners, PretendPublisher(), plane), job_id).run()
-    finally:
-        workers.cancel()
-    return await row(deps, job_id)
-
-
-async def row(deps: Deps, job_id: str) -> Job:
-    """The job's row."""
-    job = await deps.store.read(lambda r: r.get(Job, job_id))
-    assert job is not None
-    return job
-
-
-async def check(deps: Deps, job: Job) -> None:
-    """The audit, from rows."""
-    kinds = (Group, Rollout, Lease, Batch, Publication, Refusal)
-    found = [await deps.store.read(lambda r, kind=kind: r.select(kind, job_id=job.id)) for kind in kinds]
-    result = audit(job, *found)
-    assert result.ok, result.findings
-
-
-@pytest.fixture(autouse=True)
-def _quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Restart delays are the retry rule's own business; here they only cost time."""
-    real = driving.learner_restart
-    monkeypatch.setattr(driving, "learner_restart", lambda n, *, limit: None if real(n, limit=limit) is None else 0.0)
+from coordinator.service.deps import Deps
+from tests.integration.driving.pretend import PretendLearners, PretendPlane
+from tests.integration.driving.scene import STEPS, check, config, drive, row, submit
 
 
 async def test_straight(deps: Deps) -> None:

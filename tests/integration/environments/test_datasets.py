@@ -137,3 +137,18 @@ def test_another_answer_column_can_be_named(tmp_path: Path, made: ModuleType) ->
     path = made.write_rows(tmp_path / "t.jsonl", [{"q": "1+1", "solution": 2}])
     spec = EnvironmentSpec("math", 0, "", train=str(path), prompt_column="q", answer_column="solution")
     assert build_environment(spec).prompt("train", 0) == "1+1"
+
+
+@pytest.mark.parametrize("prompt", [r'"half \ud800"', r'[{"role": "user", "content": "\udfff"}]'])
+def test_half_a_surrogate_pair_is_named_with_its_line(tmp_path: Path, prompt: str) -> None:
+    """JSON can spell what no text can hold, and no tokenizer reads."""
+    (tmp_path / "rows.jsonl").write_text(f'{{"prompt": "fine"}}\n{{"prompt": {prompt}}}\n')
+    with pytest.raises(EnvironmentBroken, match=r"rows.jsonl line 2: .*half a surrogate pair"):
+        Dataset(tmp_path / "rows.jsonl", prompt_column="prompt")
+
+
+def test_rows_with_ever_new_columns_are_refused(tmp_path: Path, made: ModuleType) -> None:
+    """What is kept of a file is bounded."""
+    rows = [{"prompt": "p", f"column{number}": 1} for number in range(1100)]
+    with pytest.raises(EnvironmentBroken, match="more than 1000 different columns"):
+        Dataset(made.write_rows(tmp_path / "rows.jsonl", rows), prompt_column="prompt")

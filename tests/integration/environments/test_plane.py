@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from pathlib import Path
 from types import ModuleType
@@ -204,3 +205,108 @@ async def test_throughput_of_the_demo_task(tmp_path: Path, made: ModuleType) -> 
     await plane.close()
     print(f"grading throughput: {rate:,.0f} completions/s (2 processes, submissions of 16)")
     assert rate > 1000
+
+
+async def test_author_metrics_are_bounded_and_finite(tmp_path: Path, made: ModuleType) -> None:
+    """New names at every call do not grow the coordinator, and what is no number is no metric."""
+    plane = made.reward_plane(
+        tmp_path,
+        """
+import itertools
+numbers = itertools.count()
+def reward(completions, log_metric, **_):
+    for _ in range(64): log_metric(f"m{next(numbers)}", 1.0)
+    return [1.0 for _ in completions]
+def broken(completions, log_metric, **_):
+    log_metric("bad", float("nan"))
+    log_metric("worse", float("inf"))
+    return [1.0 for _ in completions]
+""",
+    )
+    await plane.start()
+    try:
+        for _ in range(8):
+            assert (await plane.grade("train", 0, [[2]]))[0].outcome == "scored"
+        assert len(plane.reward_metrics()) == 256
+    finally:
+        await plane.close()
+    plane._keep_metrics({"m0": float("nan"), "m1": 7.0})
+    assert (plane.reward_metrics()["m0"], plane.reward_metrics()["m1"]) == (1.0, 7.0)
+
+
+FORGE = """
+import json, socket, struct, sys
+def reward(completions, **_):
+    return [1.0 for _ in completions]
+frame = sys._getframe()
+while frame is not None and "link" not in frame.f_locals:
+    frame = frame.f_back
+class Forger:
+    def __init__(self, link): self.link, self.send = link, link.send
+    def __call__(self, message):
+        self.send({**message, **ANSWER} if KIND in message else message)
+frame.f_locals["link"].send = Forger(frame.f_locals["link"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "words"),
+    [
+        (
+            "info",
+            {"info": {"train_prompts": "many", "eval_prompts": 0, "vocab_size": 50, "stop_token_ids": [2]}},
+            "bad description",
+        ),
+        ("info", {"info": {"train_prompts": 1, "eval_prompts": 0, "vocab_size": 50, "stop_token_ids": [99]}}, "bad description"),
+        ("info", {"info": {}}, "bad description"),
+        ("prompts", {"prompts": [[0, [99999], "x"]]}, "outside the vocabulary"),
+        ("prompts", {"prompts": [[0, ["5"], "x"]]}, "outside the vocabulary"),
+        ("prompts", {"prompts": [[1, [5], "x"]]}, "others than were asked for"),
+        ("prompts", {"prompts": []}, "0 prompts came"),
+        ("prompts", {"prompts": 5}, "something else"),
+        ("prompts", {"error": 5}, "could not be made: 5"),
+    ],
+)
+async def test_what_author_code_forges_is_refused_in_words(
+    tmp_path: Path, made: ModuleType, kind: str, answer: dict[str, object], words: str
+) -> None:
+    """The child may be the author's in every word it says: nothing it sends is stored or leased unchecked."""
+    code = f"KIND, ANSWER = {kind!r}, {answer!r}\n{FORGE}"
+    plane = made.reward_plane(tmp_path, code)
+    try:
+        with pytest.raises(EnvironmentBroken, match=words):
+            await _first_prompt(plane)
+    finally:
+        await plane.close()
+
+
+async def _first_prompt(plane: DataPlane) -> object:
+    await plane.start()
+    return await plane.prompts("train", [0])
+
+
+async def test_a_child_that_cannot_be_made_leaves_no_socket_behind(
+    tmp_path: Path, made: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No processes left, say: the loop must not go on watching a descriptor that is closed and soon another's."""
+
+    async def none_left(*_: object, **__: object) -> None:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", none_left)
+    plane = made.make_plane(made.write_model(tmp_path / "m"), environment=DIGITS)
+    with pytest.raises(OSError, match="temporarily"):
+        await plane.start()
+    await plane.close()
+    gc.collect()  # a transport that nobody closed would warn now
+
+
+async def test_a_forged_error_is_a_failure_in_words(tmp_path: Path, made: ModuleType) -> None:
+    """Whatever stands there instead of words."""
+    plane = made.reward_plane(tmp_path, f"KIND, ANSWER = 'graded', {{'error': ['odd']}}\n{FORGE}")
+    try:
+        await plane.start()
+        (graded,) = await plane.grade("train", 0, [[2]])
+        assert (graded.outcome, graded.detail) == ("failed", "['odd']")
+    finally:
+        await plane.close()

@@ -207,3 +207,35 @@ def test_a_file_without_suffix_loads(tmp_path: Path) -> None:
     assert load_function(path, "reward")(completions=["a"]) == [7.0]
     with pytest.raises(EnvironmentBroken, match="absent"):
         load_function(tmp_path / "gone", "reward")
+
+
+@pytest.mark.parametrize("value", [1e31, -1e39, 1.7e308])
+def test_a_reward_that_a_batch_cannot_carry_is_a_failure(score: Score, value: float) -> None:
+    """Batches hold float32: beyond its range a reward would be an infinity there, and stop the learner."""
+
+    def reward(completions: list[str], **_: Any) -> list[float]:
+        return [value, 1.0]
+
+    assert kinds(score(reward)) == [("failed", None), ("scored", 1.0)]
+
+
+def test_a_column_that_a_row_lacks_is_none(tmp_path: Path, made: ModuleType) -> None:
+    """As in a Hugging Face dataset: the columns are those of all rows."""
+
+    def reward(completions: list[str], answer: list[Any], hint: list[Any]) -> list[float]:
+        seen.append((answer, hint))
+        return [1.0, 1.0]
+
+    seen: list[Any] = []
+    rows = [{"prompt": "a", "answer": "4"}, {"prompt": "b", "hint": "h"}]
+    data = Dataset(made.write_rows(tmp_path / "rows.jsonl", rows), prompt_column="prompt")
+    environment = PythonReward({"train": data}, reward, file_name="rewards.py")
+    assert [kinds(environment.score("train", index, DONE))[0][0] for index in (0, 1)] == ["scored", "scored"]
+    assert seen == [(["4", "4"], [None, None]), ([None, None], ["h", "h"])]
+
+
+def test_a_callable_without_a_signature_is_refused_in_words(tmp_path: Path, made: ModuleType) -> None:
+    """Some built-in functions have none."""
+    data = Dataset(made.write_rows(tmp_path / "rows.jsonl", [ROW]), prompt_column="prompt")
+    with pytest.raises(EnvironmentBroken, match="no signature"):
+        PythonReward({"train": data}, max, file_name="rewards.py")

@@ -237,4 +237,5 @@ def _rows(owner: str, place: Path, *, ended: bool = False) -> list[object]:
     metrics = [Metric("j-1", "reward/all/mean", s, NOW - 20 + s, 0.1 * s) for s in range(5)]
     metrics.append(Metric("j-1", "eval/all/mean", 1, NOW - 5, 0.75))
     events = [Event("j-1", seq, NOW - 60 + seq, "step_committed", {"step": seq}) for seq in range(1, 6)]
+    events.append(Event("j-1", 0, NOW - 60, "learner_starting", {}))
     return [job, *groups, *rollouts, batch, worker, session, holding, publication, *metrics, *events]

@@ -44,7 +44,8 @@ async def test_drain_quarantine_release(bench, seeded):
     assert slot.state is RolloutState.OPEN
     assert await bench.deps.store.read(lambda r: r.count(Holding, worker_id="w-1")) == 0
     released = await bench.ask("POST", f"{WORKERS}/w-1/release", status=200)
-    assert (released["state"], released["strikes"]) == ("standby", 0)
+    assert (released["state"], released["strikes"]) == ("gone", 0), "it joins again, in a session of its own"
+    assert released["sessions"][0]["ended_at"] is not None, "nothing is paid for a quarantine"
     assert (await bench.ask("POST", f"{WORKERS}/w-1/release", status=409))["code"] == "illegal_state"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,11 +18,12 @@ from coordinator.wire.signing import public_hex, worker_id
 from p2p.adapters.snapshot_dir import digest_of
 from p2p.domain.tickets import Ticket, sign_ticket
 from worker_node.adapters import identity
-from worker_node.adapters.status_file import read_status
-from worker_node.app import build
+from worker_node.adapters.status_file import Lock, holder, read_status
+from worker_node.app import build, run_worker
 from worker_node.config import EngineSettings, PeerSettings, WorkerSettings
 from worker_node.domain.instructions import Stop
 from worker_node.domain.session import EXIT_ENGINE, EXIT_FENCED, EXIT_OK
+from worker_node.errors import ConfigError
 from worker_node.runtime import Runtime
 
 Until = Callable[..., Any]
@@ -284,3 +286,124 @@ async def test_the_status_file_says_why_a_worker_does_not_work(coordinator: Any,
     assert seen["working"] is False
     assert seen["because"]
     assert "secretsecretsecret" not in json.dumps(seen)
+
+
+async def test_a_stored_version_whose_bits_changed_is_fetched_anew(
+    coordinator: Any, make_model: Callable[[int], Path], tmp_path: Path, until: Until
+) -> None:
+    """Law 3: a directory is served only after it was verified, also by the next process on the same disk."""
+    await coordinator.start()
+    manifest = coordinator.publish(make_model(0), 0)
+    settings = settings_for(coordinator, tmp_path / "worker")
+    async with running(settings):
+        await until(lambda: coordinator.confirms, "the first confirmation")
+    (directory,) = [path for path in (tmp_path / "worker" / "weights" / "versions").iterdir() if path.is_dir()]
+    weights = directory / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    coordinator.confirms.clear()
+    async with running(settings):
+        await until(lambda: coordinator.confirms, "the second confirmation")
+    assert coordinator.requests["manifest"] == 2
+    assert digest_of(directory) == manifest.digest
+
+
+async def test_pieces_of_an_abandoned_fetch_make_room_for_the_next(
+    coordinator: Any, make_model: Callable[[int], Path], tmp_path: Path, until: Until, refused: Any
+) -> None:
+    """A disk that an unfinished version filled must not keep the next one out."""
+    await coordinator.start()
+    first = coordinator.publish(make_model(0), 0)
+    served: list[str] = []
+
+    def before(route: str, request: Any) -> None:
+        if route == "piece" and len(served) >= 1:
+            raise refused(503, "busy")
+        served.append(request.path) if route == "piece" else None
+
+    coordinator.before = before
+    settings = settings_for(coordinator, tmp_path / "worker")
+    async with running(settings):
+        await until(lambda: coordinator.requests["piece"] > 2, "a fetch that stalls with one piece here")
+    coordinator.before = lambda route, request: None
+    second = coordinator.publish(make_model(1), 1)
+    async with running(settings):
+        await until(lambda: coordinator.confirms, "the confirmation of the second version")
+    here = {path.name for path in (tmp_path / "worker" / "weights" / "pieces").glob("??/*")}
+    assert here
+    assert here <= {piece.digest for piece in second.all_pieces()}
+    assert not here <= {piece.digest for piece in first.all_pieces()}
+
+
+async def test_a_full_disk_for_the_status_file_does_not_end_the_work(
+    coordinator: Any, make_model: Callable[[int], Path], tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The status is for people; completions are what is paid."""
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("worker_node.books.write_status", full)
+    await coordinator.start()
+    coordinator.publish(make_model(0), 0)
+    coordinator.work = [coordinator.lease_of("L1", (0, 1))]
+    async with running(settings_for(coordinator, tmp_path / "worker")) as (runtime, task):
+        await until(lambda: len(coordinator.accepted) == 2, "completions without a status file")
+        runtime.request_drain("SIGTERM")
+        assert (await asyncio.wait_for(task, 10.0)).exit_code == EXIT_OK
+
+
+async def test_old_versions_that_cannot_be_removed_do_not_end_the_work(
+    coordinator: Any, make_model: Callable[[int], Path], tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failing clean-up is told and left to the next start."""
+
+    def stuck(_: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    await coordinator.start()
+    coordinator.publish(make_model(0), 0)
+    async with running(settings_for(coordinator, tmp_path / "worker")) as (_, task):
+        await until(lambda: coordinator.confirms, "the first confirmation")
+        monkeypatch.setattr("worker_node.adapters.swarm._remove", stuck)
+        coordinator.publish(make_model(1), 1)
+        await until(lambda: {c.version for c in coordinator.confirms} == {0, 1}, "the second confirmation")
+        beats = len(coordinator.beats)
+        await until(lambda: len(coordinator.beats) > beats + 2, "beats after it")
+        assert not task.done()
+
+
+async def test_a_second_worker_on_one_state_directory_is_refused_before_it_touches_anything(
+    coordinator: Any, tmp_path: Path
+) -> None:
+    """One key, one process: the second changes neither the key nor the coordinator that is remembered."""
+    settings = settings_for(coordinator, tmp_path / "worker", url="http://127.0.0.1:9")
+    identity.make_state_dir(settings.state_dir)
+    lock = Lock(settings.state_dir)
+    lock.take()
+    try:
+        with pytest.raises(ConfigError, match="another worker already runs"):
+            await run_worker(settings)
+        assert {path.name for path in settings.state_dir.iterdir()} == {"lock"}
+        assert holder(settings.state_dir) == os.getpid()
+    finally:
+        lock.release()
+    assert holder(settings.state_dir) is None
+
+
+async def test_an_impostor_in_between_does_not_end_a_worker_that_had_joined(
+    coordinator: Any, make_model: Callable[[int], Path], tmp_path: Path, until: Until
+) -> None:
+    """At first it is a wrong URL, and fatal; later nobody but the coordinator can end a session."""
+    await coordinator.start()
+    coordinator.publish(make_model(0), 0)
+    async with running(settings_for(coordinator, tmp_path / "worker")) as (runtime, task):
+        await until(lambda: coordinator.confirms, "the confirmation")
+        coordinator.identity_key = "0" * 64
+        runtime._client._trust = None  # as after a certificate that changed
+        seen = len(coordinator.beats)
+        await asyncio.sleep(0.3)
+        assert not task.done()
+        coordinator.identity_key = None
+        await until(lambda: len(coordinator.beats) > seen + 1, "beats again")

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from coordinator.domain.model import Batch, BatchState, Job, JobState, Metric, WorkerSession
+from coordinator.domain.spans import Share
 from coordinator.service.operator_errors import RequestRefused
 from coordinator.service.operator_figures import (
     active_s,
     cost_uusd,
-    ended_at,
     figure,
     learner_view,
     rate_view,
     rate_window_s,
+    shared_cost_uusd,
     staleness_view,
 )
 from coordinator.service.operator_jobs import patched
@@ -71,9 +70,12 @@ def test_cost_is_the_overlap_of_sessions_with_the_job():
     assert active_s(sessions) == 4500.0
 
 
-def test_a_job_ends_when_its_last_state_began():
-    assert ended_at(JOB) is None
-    assert ended_at(replace(JOB, state=JobState.FAILED, state_since=7.0)) == 7.0
+def test_a_shared_time_is_split_between_the_jobs():
+    session = [WorkerSession("a", 1, 0.0, 3600.0, 1_000_000)]
+    alone, shared = Share(1800.0, 2700.0, 1), Share(2700.0, 9999.0, 2)
+    assert shared_cost_uusd(session, [alone]) == 250_000
+    assert shared_cost_uusd(session, [alone, shared]) == 250_000 + 125_000
+    assert shared_cost_uusd(session, []) == 0
 
 
 def test_what_is_not_finite_is_not_a_figure():

@@ -102,6 +102,8 @@ WRONG = [
     ({"logprobs": [-0.5, float("-inf"), -0.5]}, "logprob_not_finite", "infinite"),
     ({"logprobs": [-0.5, float("inf"), -0.5]}, "logprob_not_finite", "infinite"),
     ({"logprobs": [-0.5, 0.25, -0.5]}, "logprob_positive", "0.25"),
+    ({"logprobs": [-0.5, -3e38, -0.5]}, "logprob_impossible", "-3e+38"),
+    ({"logprobs": [-0.5, -104.5, -0.5]}, "logprob_impossible", "-104.5"),
     ({"ids": (4, 5, 6)}, "wrong_stop", "last token 6"),
     ({"ids": (4, 1, 1)}, "wrong_stop", "place 1 of 3"),
     ({"ids": (2, 4, 1)}, "wrong_stop", "place 0 of 3"),

@@ -76,3 +76,13 @@ def test_a_restart_moves_deadlines_forward_only(make_lease) -> None:
 def test_groups_for(free: int, grantable: int, groups: int) -> None:
     """Whole groups of four that fit, at least one when something is free, never more than the rule grants."""
     assert groups_for(free, group_size=4, grantable=grantable) == groups
+
+
+def test_a_lowered_bound_ends_a_lease_early_and_a_raised_one_changes_nothing(make_lease) -> None:
+    lease = make_lease(version=3, last_step=7)
+    alive = {"now": lease.issued_at, "worker_alive": True, "rolled_back": frozenset()}
+    assert ending(lease, committed_steps=5, bound=4, **alive) is None
+    assert ending(lease, committed_steps=5, bound=2, **alive) is None
+    state, reason = ending(lease, committed_steps=5, bound=1, **alive)
+    assert (state, reason.split(":")[0]) == (LeaseState.DEAD, "lease_dead_by_version")
+    assert ending(lease, committed_steps=8, bound=9, **alive)[0] is LeaseState.DEAD

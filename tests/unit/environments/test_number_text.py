@@ -89,6 +89,49 @@ def test_the_final_number_is_the_marked_one_or_the_last(text: str, value: object
     assert found.value == value
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("#### 12 cm^2", 12),
+        (r"\boxed{12\text{ cm}^{2}}", 12),
+        (r"5 m s^{-1}", 5),
+        ("x_1 = 5", 5),
+        (r"1\,234", 1234),
+        (r"12,\!345", 12345),
+        ("1\u202f000\u202f000", 1000000),
+        (r"\frac12", Fraction(1, 2)),
+        (r"-\dfrac1{2}", Fraction(-1, 2)),
+        (r"\tfrac{1}2", Fraction(1, 2)),
+        ("#### Step 2: add 5\nso \\boxed{72}", 72),
+    ],
+)
+def test_units_subscripts_and_latex_spellings_do_not_change_the_number(text: str, value: object) -> None:
+    """The digit of a unit's exponent, of a subscript or of a heading is not the answer."""
+    found = final_number(text)
+    assert found is not None
+    assert found.value == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"\boxed{3\sqrt{2}}",
+        r"\boxed{\sqrt[3]{2}}",
+        "3√2",
+        r"\boxed{2^{10}}",
+        r"\boxed{3 \times 10^5}",
+        "(1+1)^2",
+        r"\boxed{2\pi}",
+        r"\boxed{\frac{x}{2}}",
+        r"\boxed{\frac{2}{x}}",
+        "4, so 2^3",
+    ],
+)
+def test_figures_inside_what_is_not_read_are_never_the_answer(text: str) -> None:
+    """Half of an expression compared with a reference would be a reward for a wrong answer."""
+    assert final_number(text) is None
+
+
 def test_a_text_without_numbers_has_no_final_number() -> None:
     """Not even with both marks."""
     assert final_number(r"#### none, \boxed{nothing}") is None
@@ -148,7 +191,10 @@ def test_no_text_breaks_the_parser(text: str) -> None:
     final_number(text)
 
 
-@pytest.mark.parametrize("piece", ["1,234,", "\\boxed{", "####", "1/", "\\frac{1}", "1e1", "{,}1", ".", "- "])
+@pytest.mark.parametrize(
+    "piece",
+    ["1,234,", "\\boxed{", "####", "1/", "\\frac{1}", "1e1", "{,}1", ".", "- ", "\\frac1", "\\frac{", "2^", "1\\,234", "\\sqrt["],
+)
 def test_a_long_hostile_text_is_read_in_linear_time(piece: str) -> None:
     """100,000 repetitions end (each takes well under a second; quadratic time would take minutes)."""
     final_number(piece * 100_000)

@@ -189,3 +189,23 @@ def test_a_full_disk_is_an_error_and_keeps_the_old_checkpoint(
     with pytest.raises(OSError, match="no space"):
         checkpoint.write(one, tmp_path / "c", job_id="job-1", ledger_step=1, files=files)
     assert resumed(made, tiny, tmp_path / "c").step == 1
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "{}", '{"step": "3"}'])
+def test_a_state_that_is_none_is_refused_in_words(made: ModuleType, tiny: Path, tmp_path: Path, text: str) -> None:
+    """Not an internal error."""
+    checkpoint.write(trained(made, tiny, 1), tmp_path / "at-1", job_id="job-1", ledger_step=1)
+    (tmp_path / "at-1" / "state.json").write_text(text)
+    with pytest.raises(CheckpointInvalid):
+        resumed(made, tiny, tmp_path / "at-1")
+
+
+def test_a_state_without_its_ledger_step_is_refused(made: ModuleType, tiny: Path, tmp_path: Path) -> None:
+    """The position in the ledger is what a resume is checked against."""
+    checkpoint.write(trained(made, tiny, 1), tmp_path / "at-1", job_id="job-1", ledger_step=1)
+    path = tmp_path / "at-1" / "state.json"
+    held = json.loads(path.read_bytes())
+    del held["ledger_step"]
+    path.write_text(json.dumps(held))
+    with pytest.raises(CheckpointInvalid, match="ledger_step None"):
+        resumed(made, tiny, tmp_path / "at-1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from coordinator.learner import export, model
 from coordinator.learner.model import Policy
+from p2p.adapters.durable import RealFiles
 
 
 @pytest.fixture
@@ -91,3 +93,27 @@ def test_the_canary_is_that_of_the_published_bits(policy: Policy, tmp_path: Path
 
 def test_a_canary_of_one_token_has_nothing_to_say(policy: Policy) -> None:
     assert export.canary(policy, (3,)) == ()
+
+
+def test_a_snapshot_is_written_tensor_by_tensor(policy: Policy, tmp_path: Path) -> None:
+    """A model of half the machine's memory can be published: never more than its largest tensor is held besides."""
+
+    class Watched(RealFiles):
+        largest = total = 0
+
+        def write_chunks(self, path: Path, chunks: Iterable[bytes | memoryview]) -> None:
+            sizes = []
+
+            def seen() -> Iterator[bytes | memoryview]:
+                for chunk in chunks:
+                    sizes.append(len(chunk))
+                    yield chunk
+
+            super().write_chunks(path, seen())
+            self.largest, self.total = max(sizes), sum(sizes)
+
+    files = Watched()
+    export.write(policy, tmp_path / "v1", files=files)
+    assert files.total == (tmp_path / "v1" / "model.safetensors").stat().st_size
+    biggest = max(2 * tensor.numel() for tensor in policy.tensors().values())
+    assert files.largest <= max(biggest, 8192)

@@ -47,6 +47,8 @@ def test_tied_weights_are_one_tensor(tiny: Path, tmp_path: Path, made: ModuleTyp
         ({"model_type": None}, "model_type of .* is None"),
         ({"auto_map": {"AutoModel": "code.Model"}}, "has auto_map: remove it"),
         ({"quantization_config": {"bits": 4}}, "has quantization_config"),
+        ({"attn_implementation": "somebody/kernel"}, "has attn_implementation 'somebody/kernel'"),
+        ({"_attn_implementation": {"": "flash_attention_2"}}, "has _attn_implementation"),
         ({"hidden_size": 24}, "cannot be loaded|does not fit"),
         ({"num_hidden_layers": 3, "layer_types": None}, "missing_keys"),
         ({"num_hidden_layers": 1, "layer_types": None}, "unexpected_keys"),
@@ -112,3 +114,10 @@ def test_published_bits_are_the_masters_rounded_and_come_back(tiny: Path) -> Non
         inside()
     assert torch.equal(first, before)
     assert not torch.equal(before, before.bfloat16().float())
+
+
+def test_an_adapter_beside_the_model_is_refused(copy: Path) -> None:
+    """It would change the weights, or name another directory, behind config.json's back."""
+    (copy / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelRefused, match="merge it into the model"):
+        model.load(copy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +16,7 @@ from coordinator.wire.signing import public_hex
 from worker_node import config
 from worker_node.adapters import identity
 from worker_node.adapters.replies import read_refusal
-from worker_node.adapters.status_file import Lock, Status, is_running, read_status, write_status
+from worker_node.adapters.status_file import Lock, Status, holder, is_running, read_status, write_status
 from worker_node.domain.events import Outcome
 from worker_node.errors import ConfigError, IdentityError
 from worker_node.service_unit import quote, unit
@@ -187,10 +188,32 @@ def test_one_worker_a_state_directory(tmp_path: Path) -> None:
     lock.take()
     assert is_running(tmp_path)
     with pytest.raises(ConfigError, match="another worker"):
-        Lock(tmp_path).take()
+        Lock(tmp_path).take(tries=1)
+    assert holder(tmp_path) == os.getpid()
     lock.release()
     lock.release()
     assert not is_running(tmp_path)
+    assert holder(tmp_path) is None, "the number of a process that is gone may be another's by now"
+
+
+def test_a_lock_that_cannot_be_opened_is_told_in_one_line(tmp_path: Path) -> None:
+    """Not a traceback."""
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        Lock(tmp_path / "absent").take()
+
+
+def test_a_status_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk: the old status stands, and no scrap is left beside it."""
+    write_status(tmp_path, status())
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space"):
+        write_status(tmp_path, status(pid=78))
+    assert read_status(tmp_path) == status()
+    assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
 
 
 def status(**changes: Any) -> Status:

@@ -434,3 +434,92 @@ def test_a_slot_that_cannot_be_made_is_given_up_alone(drive: Drive, make_version
     d.tell(ev.CompletionFailed("L1", 1, "the prompt does not fit"))
     d.tell(ev.CompletionFailed("L1", 1, "the prompt does not fit"))
     assert d.session.report().live_leases == 0
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_weights_that_compute_nothing_finite_are_not_served(
+    drive: Drive, make_version: Make, make_lease: Make, value: float
+) -> None:
+    """A canary of NaN says that the engine cannot use these bits (float16 overflow, say): nothing is sent, the reason is told."""
+    d = drive(tries_a_version=1)
+    bad = make_version(1)
+    d.hold(make_version(0))
+    d.grant(make_lease(slots=(0,)))
+    d.wake(10.0)
+    d.beat(bad)
+    d.fetch(bad)
+    d.tell(ev.SwapFinished(bad, (-1.0, value), 0.1))
+    assert d.ordered(do.SendConfirm) == []
+    assert d.only(do.AbortGeneration) == do.AbortGeneration("L1", (0,))
+    assert d.only(do.DropVersions).versions == {bad}
+    assert "not finite" in d.session.report().notes[-1].reason
+    assert d.session.report().loaded == ""
+
+
+def test_going_back_to_an_older_version_stops_what_runs(drive: Drive, make_version: Make, make_lease: Make) -> None:
+    """After a roll-back the newest version may have a lower number: versions within a completion never fall."""
+    d = drive()
+    d.hold(make_version(6))
+    d.grant(make_lease(slots=(0,), version=6))
+    d.wake(10.0)
+    d.beat(make_version(4))
+    d.fetch(make_version(4))
+    assert d.only(do.SwapWeights) == do.SwapWeights(make_version(4), abort_running=True)
+
+
+def test_a_version_is_not_dropped_while_it_is_swapped_in(drive: Drive, make_version: Make) -> None:
+    """The engine may be reading its files."""
+    d = drive()
+    d.hold(make_version(0))
+    d.wake(10.0)
+    d.beat(make_version(1))
+    d.fetch(make_version(1))
+    d.wake(10.0)
+    d.beat(make_version(2))
+    d.tell(ev.SwapFinished(make_version(1), (-1.0,), 0.1))
+    d.fetch(make_version(2))
+    d.tell(ev.ConfirmAnswered(make_version(1), accepted=True, reason=""))
+    assert d.only(do.SwapWeights).version == make_version(2)
+    for drop in d.ordered(do.DropVersions):
+        assert make_version(2) not in drop.versions
+
+
+def test_what_a_session_remembers_of_versions_is_bounded(drive: Drive, make_version: Make) -> None:
+    """A job has any number of versions; those that no lease can name any more are forgotten."""
+    d = drive()
+    d.hold(make_version(0))
+    for number in range(1, 600):
+        d.wake(10.0)
+        d.beat(make_version(number))
+        d.fetch(make_version(number))
+        d.tell(ev.SwapFinished(make_version(number), (-1.0,), 0.1))
+        d.tell(ev.ConfirmAnswered(make_version(number), accepted=True, reason=""))
+    holding = d.session._holding
+    assert len(holding.confirmed) <= 257
+    assert len(holding.labels) <= 257
+
+
+def test_failures_remembered_are_bounded(drive: Drive, make_version: Make) -> None:
+    """A worker that can use nothing does not grow."""
+    d = drive(tries_a_version=1)
+    d.join()
+    for number in range(100):
+        d.new = []
+        while not d.ordered(do.FetchManifest):
+            d.wake_when_due()
+            if d.ordered(do.SendBeat):
+                d.beat(make_version(number))
+        d.fetch(make_version(number))
+        while not d.ordered(do.SwapWeights):
+            d.wake_when_due()
+        d.tell(ev.SwapFailed(make_version(number), "shape differs"))
+    assert len(d.session._holding._failures) <= 64
+
+
+def test_a_lease_answer_that_names_a_newer_version_starts_its_fetch(drive: Drive, make_version: Make) -> None:
+    """As if a heartbeat had named it; another job's newest stays what it was."""
+    d = drive()
+    d.hold(make_version(0))
+    d.beat(make_version(0), make_version(3, job="other"))
+    assert d.tell(ev.LeaseAnswered(1, newer=make_version(1)))[0] == do.FetchManifest(make_version(1))
+    assert d.session.report().newest == str(make_version(1))

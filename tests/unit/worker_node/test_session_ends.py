@@ -279,3 +279,121 @@ def test_a_large_lease_is_sent_in_bounded_submissions(
     assert [slot for slot, _ in d.only(do.SubmitCompletions).completions] == [0]
     d.tell(ev.SubmitAnswered("L1", (0,)))
     assert [slot for slot, _ in d.only(do.SubmitCompletions).completions] == [1]
+
+
+def test_two_calls_that_lost_the_session_make_one_join(drive: Drive, make_version: Make) -> None:
+    """A second join would open a newer session, and this worker would then be fenced by itself."""
+    d = drive()
+    d.hold(make_version())
+    d.wake(10.0)
+    d.fail(ev.Call.BEAT, ev.Outcome.REJOIN, code="worker_gone", epoch=1)
+    while not d.ordered(do.SendJoin):
+        d.wake_when_due()
+    for late in (ev.Outcome.REJOIN, ev.Outcome.FENCED):  # the long poll of the old session, answered while the join is under way
+        d.fail(ev.Call.LEASE, late, epoch=1)
+        assert d.new == []
+    d.wake(60.0)
+    assert d.ordered(do.SendJoin) == []
+    d.tell(ev.Joined("w-1", 2, 10.0))
+    assert d.session.report().phase == "joined"
+
+
+def test_a_join_that_is_answered_with_join_again_is_tried_again(drive: Drive) -> None:
+    """Whatever the coordinator means by it, the worker neither stops nor hangs."""
+    d = drive()
+    d.wake()
+    d.fail(ev.Call.JOIN, ev.Outcome.REJOIN)
+    assert d.wake_when_due() == [do.SendJoin()]
+
+
+def test_a_manifest_asked_in_a_lost_session_is_asked_again(drive: Drive, make_version: Make) -> None:
+    """Its answer, or its failure, belongs to the past: the fetch must not wait for it for ever."""
+    for answered in (False, True):
+        d = drive()
+        d.join()
+        assert d.beat(make_version(1)) == [do.FetchManifest(make_version(1))]
+        d.wake(10.0)
+        d.fail(ev.Call.BEAT, ev.Outcome.REJOIN, epoch=1)
+        d.new = []
+        while not d.ordered(do.SendJoin):
+            d.wake_when_due()
+        d.tell(ev.Joined("w-1", 2, 10.0))
+        assert d.ordered(do.FetchManifest) == [do.FetchManifest(make_version(1))]
+        if answered:
+            assert d.tell(ev.ManifestArrived(make_version(1))) == [do.FetchPieces(make_version(1))]
+            assert d.tell(ev.ManifestArrived(make_version(1))) == []
+        else:
+            assert d.fail(ev.Call.MANIFEST, epoch=1) == []
+            assert d.tell(ev.ManifestArrived(make_version(1))) == [do.FetchPieces(make_version(1))]
+
+
+def test_a_swap_under_way_while_joining_again_is_confirmed_in_the_new_session(drive: Drive, make_version: Make) -> None:
+    """The old version is not confirmed any more when another is just being swapped in: one confirmation at a time."""
+    d = drive()
+    d.hold(make_version(0))
+    d.wake(10.0)
+    d.beat(make_version(1))
+    d.fetch(make_version(1))
+    d.fail(ev.Call.LEASE, ev.Outcome.REJOIN, epoch=1)
+    d.new = []
+    while not d.ordered(do.SendJoin):
+        d.wake_when_due()
+    d.tell(ev.Joined("w-1", 2, 10.0))
+    assert d.ordered(do.SendConfirm) == []
+    d.tell(ev.SwapFinished(make_version(1), (-1.0,), 0.1))
+    assert d.only(do.SendConfirm).version == make_version(1)
+    assert d.only(do.SendConfirm).epoch == 2
+    assert d.ordered(do.DropVersions) == []
+
+
+def test_a_swap_that_fails_while_joining_again_confirms_the_old_version(drive: Drive, make_version: Make) -> None:
+    """The engine kept it, and the new session does not know of it yet."""
+    d = drive()
+    d.hold(make_version(0))
+    d.wake(10.0)
+    d.beat(make_version(1))
+    d.fetch(make_version(1))
+    d.fail(ev.Call.LEASE, ev.Outcome.REJOIN, epoch=1)
+    d.new = []
+    while not d.ordered(do.SendJoin):
+        d.wake_when_due()
+    d.tell(ev.Joined("w-1", 2, 10.0))
+    d.tell(ev.SwapFailed(make_version(1), "shape differs"))
+    assert d.only(do.SendConfirm).version == make_version(0)
+
+
+def test_a_confirmation_of_a_lost_session_does_not_count(drive: Drive, make_version: Make) -> None:
+    """The new session's coordinator knows nothing of it: without a confirmation of its own no lease would ever come."""
+    d = drive()
+    v = make_version(1)
+    d.join()
+    d.beat(v)
+    d.fetch(v)
+    d.tell(ev.SwapFinished(v, (-1.0,), 0.1))
+    d.fail(ev.Call.BEAT, ev.Outcome.REJOIN, epoch=1)
+    d.new = []
+    while not d.ordered(do.SendJoin):
+        d.wake_when_due()
+    d.tell(ev.Joined("w-1", 2, 10.0))
+    assert d.only(do.SendConfirm).epoch == 2
+    assert d.tell(ev.ConfirmAnswered(v, accepted=True, reason="", epoch=1)) == []
+    d.tell(ev.ConfirmAnswered(v, accepted=True, reason="", epoch=2))
+    assert d.only(do.AskLease).epoch == 2
+
+
+def test_a_job_that_cannot_be_loaded_leaves_nothing_loaded(drive: Drive, make_version: Make) -> None:
+    """The engine gave up the old model to load the new one: no work is asked for with weights that are gone."""
+    d = drive(tries_a_version=1)
+    other = make_version(7, job="other")
+    d.hold(make_version(0))
+    d.wake(10.0)
+    d.beat(other)
+    d.fetch(other)
+    d.tell(ev.LeaseAnswered(1))
+    d.tell(ev.SwapFailed(other, "out of memory", kept=False))
+    assert d.session.report().loaded == ""
+    d.wake(20.0)
+    assert d.ordered(do.AskLease) == []
+    assert "version 7 (00000000) failed 1 times here" in d.session.report().because
+    d.beat(make_version(0))
+    assert d.only(do.SwapWeights).version == make_version(0)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from coordinator.wire.messages import SlotRefusal
 from worker_node.domain import events as ev
 from worker_node.domain import instructions as do
+from worker_node.domain.session import EXIT_FENCED
 from worker_node.domain.weights import Version
 
 
@@ -22,6 +23,8 @@ class World:
         self.choose = choose
         self.make_lease, self.make_completion = make
         self.open: list[do.Instruction] = []  # ordered and not yet answered
+        self.asked: dict[int, int] = {}  # id of an open manifest order -> the session it was ordered in
+        self.opened = False  # the coordinator has opened the session of the join under way; its reply is still on the way
         self.fetching: Version | None = None
         self.swapping: Version | None = None
         self.engine: Version | None = None
@@ -48,9 +51,12 @@ class World:
     def obey(self, instruction: do.Instruction) -> None:
         assert not self.stopped, "nothing is ordered after Stop"
         match instruction:
+            case do.SendJoin():
+                assert not any(isinstance(other, do.SendJoin) for other in self.open), "never two joins"
             case do.FetchManifest(version):
                 assert self.fetching is None, "never two fetches"
                 self.fetching = version
+                self.asked[id(instruction)] = self.epoch
             case do.SwapWeights(version):
                 assert self.swapping is None, "never two swaps"
                 self.swapping = version
@@ -70,9 +76,11 @@ class World:
                     self.spans.pop((lease_id, slot), None)
                 return
             case do.Stop():
+                assert instruction.exit_code != EXIT_FENCED, "a worker does not fence itself"
                 self.stopped = True
                 return
-            case do.DropVersions():
+            case do.DropVersions(versions):
+                assert self.swapping not in versions, "the engine may be reading it"
                 return
         self.open.append(instruction)
 
@@ -114,17 +122,16 @@ class World:
         fails = self.pick(st.integers(0, 3)) == 0
         match instruction:
             case do.SendJoin():
-                self.epoch += not fails
-                self.tell(self.failure(ev.Call.JOIN, 0) if fails else ev.Joined("w", self.epoch, 10.0))
-                self.confirmed = self.confirmed if fails else set()
+                self.join(instruction, fails)
             case do.SendBeat():
                 self.tell(self.failure(ev.Call.BEAT, instruction.epoch) if fails else self.orders())
             case do.AskLease():
                 self.tell(self.failure(ev.Call.LEASE, instruction.epoch) if fails else self.grants(instruction))
             case do.FetchManifest(version):
-                if fails:
+                asked = self.asked.pop(id(instruction))
+                if fails and asked == self.epoch:
                     self.fetching = None
-                self.tell(self.failure(ev.Call.MANIFEST, self.epoch) if fails else ev.ManifestArrived(version))
+                self.tell(self.failure(ev.Call.MANIFEST, asked) if fails else ev.ManifestArrived(version))
             case do.FetchPieces(version):
                 self.fetching = None
                 self.tell(ev.FetchFailed(version, "lost") if fails else ev.FetchFinished(version, 1, 0, 1.0))
@@ -137,8 +144,29 @@ class World:
             case do.SendLeave():
                 self.tell(self.failure(ev.Call.LEAVE, instruction.epoch) if fails else ev.Left())
 
+    def join(self, instruction: do.SendJoin, fails: bool) -> None:
+        """The coordinator opens the session first; its reply comes later, and meanwhile old calls are told that they are old."""
+        if fails and not self.opened:
+            self.tell(self.failure(ev.Call.JOIN, 0))
+        elif not self.opened:
+            self.opened = True
+            self.epoch += 1
+            self.confirmed = set()
+            self.open.append(instruction)
+        else:
+            self.opened = False
+            self.forget_manifests()
+            self.tell(ev.Joined("w", self.epoch, 10.0))
+
+    def forget_manifests(self) -> None:
+        """A manifest of the old session may still come, but nobody waits for it."""
+        if any(isinstance(other, do.FetchManifest) for other in self.open):
+            self.fetching = None
+
     def failure(self, call: ev.Call, epoch: int, lease_id: str = "") -> ev.CallFailed:
         outcome = ev.Outcome.TRY_AGAIN
+        if epoch not in (0, self.epoch):
+            outcome = ev.Outcome.FENCED
         if call is ev.Call.BEAT and self.pick(st.integers(0, 4)) == 0 and epoch == self.epoch:
             outcome = ev.Outcome.REJOIN
             self.ended |= {f"L{n}" for n in range(self.leases)}
@@ -182,7 +210,7 @@ class World:
         if fails:
             self.tell(self.failure(ev.Call.CONFIRM, confirm.epoch))
         elif confirm.epoch != self.epoch:
-            return
+            self.tell(ev.ConfirmAnswered(version, accepted=True, reason="of a session that is over", epoch=confirm.epoch))
         elif self.pick(st.integers(0, 4)) == 0:
             self.tainted.add(version)
             for key in [key for key, settled in self.finished.items() if not settled]:
@@ -226,9 +254,11 @@ def test_no_completion_of_a_live_lease_is_lost(
 
 
 def quiet(world: World) -> None:
-    """From now on everything is answered well; the session must come to rest with nothing unsent."""
+    """From now on everything is answered well; the session must come to rest, nothing unsent, with the newest version loaded."""
+    newest = Version("job", world.newest, f"{world.newest:064x}")
     for _ in range(400):
-        if world.stopped or (not world.d.session.report().unsent and not world.open):
+        report = world.d.session.report()
+        if world.stopped or (not report.unsent and not world.open and report.loaded == str(newest)):
             return
         if world.open:
             answer_well(world, world.open.pop(0))
@@ -241,9 +271,7 @@ def quiet(world: World) -> None:
 def answer_well(world: World, instruction: do.Instruction) -> None:
     match instruction:
         case do.SendJoin():
-            world.epoch += 1
-            world.confirmed = set()
-            world.tell(ev.Joined("w", world.epoch, 10.0))
+            world.join(instruction, fails=False)
         case do.SendBeat():
             world.tell(ev.BeatAnswered("active", "", 10.0, (Version("job", world.newest, f"{world.newest:064x}"),)))
         case do.AskLease():

@@ -1,0 +1,134 @@
+"""The jobs loop: which jobs run, what it survives; and budgets of money and time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from coordinator.domain.model import Job, JobState, WorkerSession
+from coordinator.jobs_loop import JobsLoop
+from coordinator.service import recording, spending
+from coordinator.service.deps import Deps
+from coordinator.service.driving import Tools
+from coordinator.store.errors import StoreBusy, StoreEnded
+from tests.integration.driving.pretend import PretendLearners, PretendPlane, PretendPublisher, pretend_workers
+from tests.integration.driving.scene import STEPS, check, config, row, submit
+
+
+@asynccontextmanager
+async def looping(deps: Deps, learners: PretendLearners | None = None) -> AsyncIterator[asyncio.Task[None]]:
+    tools = Tools(learners or PretendLearners(), PretendPublisher(), PretendPlane())
+    task = asyncio.create_task(JobsLoop(deps, tools).run())
+    workers = [asyncio.create_task(pretend_workers(deps, job_id)) for job_id in ("j1", "j2")]
+    try:
+        yield task
+    finally:
+        for one in (task, *workers):
+            one.cancel()
+        await asyncio.gather(task, *workers, return_exceptions=True)
+
+
+async def until(deps: Deps, job_id: str, *states: JobState) -> None:
+    async with asyncio.timeout(10):
+        while (await row(deps, job_id)).state not in states:
+            await asyncio.sleep(0.02)
+
+
+async def second(deps: Deps) -> None:
+    """A younger job beside the first."""
+    job = replace(await row(deps, "j1"), id="j2", created_at=deps.clock.now())
+    await deps.store.write(lambda tx: tx.put(job))
+
+
+async def test_two_jobs_at_once(deps: Deps) -> None:
+    """Each has its learner, prompts, batches and versions of its own."""
+    deps = replace(deps, settings=replace(deps.settings, max_running_jobs=2))
+    await submit(deps, config())
+    await second(deps)
+    async with looping(deps):
+        for job_id in ("j1", "j2"):
+            await until(deps, job_id, JobState.COMPLETED)
+    for job_id in ("j1", "j2"):
+        job = await row(deps, job_id)
+        assert job.committed_steps == STEPS
+        await check(deps, job)
+
+
+async def test_a_paused_job_does_not_keep_others_waiting(deps: Deps) -> None:
+    """Its driver gives its place to the next job; resumed, it has its turn again."""
+    deps = replace(deps, settings=replace(deps.settings, paused_learner_s=0.0))
+    await submit(deps, config(budget={"steps": 100_000}))
+    await second(deps)
+    await deps.store.write(lambda tx: _steps(tx, "j2", STEPS))
+    async with looping(deps):
+        async with asyncio.timeout(10):
+            while (await row(deps, "j1")).committed_steps < 2:
+                await asyncio.sleep(0.02)
+        job = await row(deps, "j1")
+        await deps.store.write(lambda tx: _pause(tx, deps))
+        await until(deps, "j2", JobState.COMPLETED)
+        assert (await row(deps, "j1")).state is JobState.PAUSED
+        assert job.state is JobState.RUNNING
+
+
+async def _steps(tx, job_id: str, steps: int) -> None:
+    job = await tx.get(Job, job_id)
+    await tx.put(replace(job, config=config(budget={"steps": steps})))
+
+
+async def _pause(tx, deps: Deps) -> None:
+    job = await tx.get(Job, "j1")
+    await tx.put(replace(job, state=JobState.PAUSED, resume_state=job.state, state_since=deps.clock.now()))
+
+
+async def test_a_busy_store_is_no_end_and_a_dead_one_is(deps: Deps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What passes is waited for; a store that has ended ends the loop, so that the process does."""
+    errors: list[Exception] = [StoreBusy("a"), OSError(28, "No space left on device")]
+
+    async def failing(_: JobsLoop) -> None:
+        if errors:
+            raise errors.pop(0)
+        raise StoreEnded("the lock is gone")
+
+    monkeypatch.setattr(JobsLoop, "_turn", failing)
+    monkeypatch.setattr("coordinator.jobs_loop.TURN_S", 0.01)
+    async with looping(deps) as task:
+        async with asyncio.timeout(5):
+            with pytest.raises(StoreEnded):
+                await task
+
+
+async def test_waiting_and_paused_time_costs_a_job_nothing(deps: Deps) -> None:
+    """Queued for 100 s, running for 10, paused for 50, running for 20 of which 10 beside another job."""
+    job_id = await submit(deps, config(budget={"usd": 0.01}))
+    job = replace(await row(deps, job_id), created_at=1000.0, state=JobState.RUNNING, state_since=1160.0)
+    changes = [(1100.0, "learner_starting"), (1110.0, "paused"), (1160.0, "resumed")]
+
+    async def save(tx) -> None:
+        await tx.put(job, WorkerSession("w", 1, 900.0, 1180.0, 3_600_000))
+        await tx.put(replace(job, id="j2", created_at=1165.0))
+        for at, kind in changes:
+            await recording.record_event(tx, "j1", kind, {"state": "running"}, now=at)
+        await recording.record_event(tx, "j2", "learner_starting", {}, now=1170.0)
+
+    await deps.store.write(save)
+    assert await deps.store.read(lambda r: spending.spent_uusd(r, job)) == 1000 * (10 + 10 + 5)
+    assert await spending.over_budget(deps, job)
+    assert "budget.usd" in (await row(deps, job_id)).reason
+
+
+async def test_a_deadline_pauses(deps: Deps) -> None:
+    """`budget.deadline_hours` counts from the submission."""
+    job_id = await submit(deps, config(budget={"deadline_hours": 1.0}))
+    job = replace(await row(deps, job_id), state=JobState.RUNNING)
+    await deps.store.write(lambda tx: tx.put(job))
+    assert not await spending.over_budget(deps, job)
+    late = replace(job, created_at=job.created_at - 3700)
+    await deps.store.write(lambda tx: tx.put(late))
+    assert await spending.over_budget(deps, late)
+    paused = await row(deps, job_id)
+    assert (paused.state, "deadline_hours" in paused.reason) == (JobState.PAUSED, True)
