@@ -11,6 +11,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 BACKLOG = 512
@@ -91,7 +92,7 @@ class BoundedListener(socket.socket):
             connection = Connection(self.family, self.type, self.proto, fileno=descriptor)
             name = str(address[0])
             if self.open_connections.admit(name):
-                connection.on_close = lambda: self.open_connections.closed(name)
+                connection.on_close = partial(self.open_connections.closed, name)
                 return connection, address
             connection.close()
 

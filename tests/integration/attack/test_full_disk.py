@@ -11,6 +11,7 @@ from coordinator.rest_client import RequestFailed
 from tests.e2e.cluster import Cluster, scripted_job
 
 
+@pytest.mark.long
 def test_jobs_pause_and_go_on(tmp_path: Path, tiny_model: Path) -> None:
     """The minimum is set above what is free, then below it: the same as filling and freeing the disk."""
     free = shutil.disk_usage(tmp_path).free

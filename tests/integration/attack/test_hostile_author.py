@@ -113,10 +113,11 @@ def test_reward_code_gets_nothing_of_the_coordinators(cluster: Cluster, tiny_mod
     assert scored
     assert max(scored) <= 1.0, "an attempt succeeded"
     assert not (cluster.home / "stolen").exists()
-    assert not Path("/tmp/echo2-stolen").exists()  # noqa: S108
+    assert not Path("/tmp/echo2-stolen").exists()
     assert cluster.audit(job)["ok"]
 
 
+@pytest.mark.long
 def test_reward_code_that_hangs_and_allocates_is_outcomes_not_an_outage(cluster: Cluster, tiny_model: Path) -> None:
     """Completions whose grading never ends are timed out, those before it die of memory; the API answers all the while."""
     job = hostile_job(cluster, tiny_model, "hang_or_allocate", steps=2, grade_timeout_s=1.0)
@@ -159,27 +160,28 @@ def test_escapes_in_prompts_do_not_reach_the_terminal(cluster: Cluster, tiny_mod
     assert any(ESCAPES in r["prompt"] for r in raw), "the API gives the text as it is"
 
 
-@pytest.mark.parametrize(
-    ("lines", "words"),
-    [
-        (b'{"prompt": "' + b"x" * (8 << 20) + b'"}\n', "is longer than"),
-        (b'{"prompt": ' + b"[" * 200_000 + b"]" * 200_000 + b"}\n", "is not JSON"),
-        (b'{"prompt": "a\x00b"}\n', "is not JSON"),
-        (b"\x00" * 5000, "is not JSON"),
-        (b"\xff\xfe\n", "is not JSON"),
-        (b"\n\n\n", "no rows"),
-    ],
-    ids=["long_line", "deep", "nul", "nul_only", "not_utf8", "blank"],
+BAD_DATA = (
+    (b'{"prompt": "' + b"x" * (8 << 20) + b'"}\n', "is longer than"),
+    (b'{"prompt": ' + b"[" * 200_000 + b"]" * 200_000 + b"}\n", "is not JSON"),
+    (b'{"prompt": "a\x00b"}\n', "is not JSON"),
+    (b"\x00" * 5000, "is not JSON"),
+    (b'{"prompt": "\\ud800"}\n', "valid UTF-8"),
+    (b"\xff\xfe\n", "is not JSON"),
+    (b"\n\n\n", "no rows"),
 )
-def test_data_that_is_none_fails_the_job_in_words(cluster: Cluster, tiny_model: Path, lines: bytes, words: str) -> None:
-    data = cluster.folder / "bad.jsonl"
-    data.write_bytes(lines)
-    job = scripted_job(tiny_model)
-    job["environment"] = {**job["environment"], "train": str(data)}
-    ended = cluster.until_ended(cluster.submit(job), within_s=30, restart=False)
-    assert ended["state"] == "failed"
-    assert words in ended["reason"]
-    assert len(ended["reason"]) < 3000
+
+
+def test_data_that_is_none_fails_the_job_in_words(cluster: Cluster, tiny_model: Path) -> None:
+    """Long lines, deep nesting, NUL bytes, half characters: each job fails by itself, with the line and the fix."""
+    for number, (lines, words) in enumerate(BAD_DATA):
+        data = cluster.folder / f"bad{number}.jsonl"
+        data.write_bytes(lines)
+        job = scripted_job(tiny_model)
+        job["environment"] = {**job["environment"], "train": str(data)}
+        ended = cluster.until_ended(cluster.submit(job), within_s=30, restart=False)
+        assert ended["state"] == "failed", number
+        assert words in ended["reason"], number
+        assert len(ended["reason"]) < 3000
 
 
 def tar(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
@@ -228,6 +230,7 @@ async def test_models_that_are_more_than_a_model_are_refused_and_leave_nothing(b
     assert not uploads.exists() or not list(uploads.iterdir())
 
 
+@pytest.mark.long
 async def test_a_config_that_asks_for_remote_code_trains_nothing(cluster: Cluster, tiny_model: Path) -> None:
     """An allow-listed file with a hostile content: auto_map names code, the architecture is not on the list."""
     config = json.loads((tiny_model / "config.json").read_text())

@@ -138,6 +138,7 @@ def _varied(tokens: int, stops: list[int]) -> Any:
     return np.random.default_rng(0).choice(allowed, tokens).astype(np.int32)
 
 
+@pytest.mark.long
 def test_a_wrong_canary_is_never_leased_to_and_ends_in_quarantine(cluster: Cluster, tiny_model: Path) -> None:
     async def lie(outside: Any) -> list[Any]:
         answers = []
@@ -168,6 +169,7 @@ async def _first_version(liar: Any) -> Any:
     raise AssertionError("no version was published")
 
 
+@pytest.mark.long
 def test_a_worker_that_takes_work_and_goes_silent_holds_nothing_up(cluster: Cluster, tiny_model: Path) -> None:
     """It takes as much as it is given, never beats, never answers; its slots go to the honest one with the same seeds."""
 

@@ -33,6 +33,7 @@ def test_a_second_serve_on_the_same_data_is_refused_in_words(cluster: Cluster) -
     assert cluster.run(lambda c: c.get("/jobs"))["jobs"] == []
 
 
+@pytest.mark.long
 def test_without_its_lock_file_a_coordinator_writes_nothing_more(cluster: Cluster, tiny_model: Path) -> None:
     """Whoever removes the file lets a second writer in: the first one must not write then."""
     cluster.start_worker("w1")

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from worker_node.app import SteadyClock
 from worker_node.domain.backoff import Backoff
 from worker_node.domain.lane import Lane
 from worker_node.domain.report import activity
@@ -123,3 +124,14 @@ def test_a_completion_knows_its_versions(make_completion: Callable[..., Any]) ->
     """Spans never decrease, so the first token's version is the oldest."""
     done = make_completion((2, 2, 4))
     assert (done.length, done.oldest_version, done.version_numbers()) == (3, 2, {2, 4})
+
+
+def test_a_step_of_the_machines_clock_moves_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker's wall clock goes at the rate of the monotonic one: a lease's end is computed from it."""
+    monkeypatch.setattr("worker_node.app.time.time", lambda: 1000.0)
+    monkeypatch.setattr("worker_node.app.time.monotonic", lambda: 5.0)
+    clock = SteadyClock()
+    assert clock() == 1000.0
+    monkeypatch.setattr("worker_node.app.time.time", lambda: 1000.0 + 7200.0)
+    monkeypatch.setattr("worker_node.app.time.monotonic", lambda: 8.0)
+    assert clock() == 1003.0
