@@ -359,4 +359,4 @@ def _metrics() -> None:
 
 
 def downgrade() -> None:
-    raise NotImplementedError("there is nothing older to go back to: restore a backup")
+    raise RuntimeError("there is nothing older to go back to: restore a backup")

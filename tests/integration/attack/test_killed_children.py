@@ -113,4 +113,5 @@ def test_a_process_that_stands_still_for_long(cluster: Cluster, tiny_model: Path
     stop_for(find[who](), seconds)
     ends_sound(cluster, job, 40, within_s=120)
     if who == "worker":
-        cluster.until(lambda: cluster.run(lambda c: c.get("/workers?state=active"))["workers"], "it came back or another works")
+        rejoined = "SELECT count(*) FROM worker_sessions WHERE epoch = 2 AND ended_at IS NULL"
+        cluster.until(lambda: cluster.rows(rejoined) == [(1,)], "the one that stood still joins again by itself")
