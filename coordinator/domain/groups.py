@@ -14,6 +14,7 @@ from coordinator.domain.model import Group, GroupState, Rollout, RolloutState
 from coordinator.domain.staleness import last_step
 
 ZERO_VARIANCE = 1e-6
+TOO_FEW_SCORED = "too_few_scored"
 SCORED_AT_LEAST = 2  # an advantage is relative to the others of the group
 
 _OUTCOMES = frozenset({RolloutState.SCORED, RolloutState.UNSCORED, RolloutState.GRADER_FAILED, RolloutState.GRADER_TIMEOUT})
@@ -52,7 +53,21 @@ def _closed(group: Group, rollouts: Sequence[Rollout], scored: int, needed: int)
     failed = sum(r.state in (RolloutState.GRADER_FAILED, RolloutState.GRADER_TIMEOUT) for r in rollouts)
     return Closing(
         GroupState.REJECTED,
-        f"too_few_scored: {scored} of {group.size} slots scored, {needed} are needed ({failed} times the grader failed)",
+        f"{TOO_FEW_SCORED}: {scored} of {group.size} slots scored, {needed} are needed ({failed} times the grader failed)",
+    )
+
+
+def ungradable(newest: Sequence[Group], *, since: float, at_least: int) -> str | None:
+    """Why grading itself looks broken: the newest `at_least` groups issued after `since` all ended for want of scores.
+
+    `newest` holds groups whose grading ended, newest first. One good group among them means that the reward function works.
+    """
+    counted = [group for group in newest if group.issued_at >= since][:at_least]
+    if len(counted) < at_least or not all(group.reason.startswith(TOO_FEW_SCORED) for group in counted):
+        return None
+    return (
+        f"grading_failed: the last {at_least} groups ended without enough scores, the newest: {counted[0].reason}. "
+        "Look at the details (echo2 job rollouts), mend the reward function, then resume or submit anew."
     )
 
 

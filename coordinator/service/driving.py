@@ -232,7 +232,8 @@ class JobDriver:
             return True
         trained = await self._train(learner, job, batch)
         self._deps.reach("step.trained")
-        if await commit_step(self._deps, job.id, batch.step, train_s=trained.seconds, metrics=trained.metrics):
+        logged = {f"reward/logged/{name}": value for name, value in plane.reward_metrics().items()}
+        if await commit_step(self._deps, job.id, batch.step, train_s=trained.seconds, metrics={**trained.metrics, **logged}):
             await self._checkpoint_if_due(learner)
         return True
 

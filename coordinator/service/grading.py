@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import partial
 
 from coordinator.domain import groups as grouping
-from coordinator.domain.model import Group, GroupState, Job, Rollout, RolloutState
-from coordinator.domain.states import ROLLOUT, move
+from coordinator.domain.model import Group, GroupState, Job, JobState, Rollout, RolloutState
+from coordinator.domain.states import JOB, ROLLOUT, move
 from coordinator.service.batches import tokens_of
 from coordinator.service.deps import Deps
 from coordinator.service.ports import DataPlane, Graded, Tx
@@ -19,6 +19,8 @@ from coordinator.wire.frames import decode_frame
 
 ROUND = 1024  # rollouts graded between two commits at most
 IDLE_S = 5.0
+UNGRADABLE_LEAST = 8  # groups in a row without scores before a job pauses
+GRADED = [GroupState.READY, GroupState.SEALED, GroupState.TRAINED, GroupState.REJECTED]
 EVENTS = {"scored": "scored", "unscored": "unscored", "failed": "grader_failed", "timeout": "grader_timed_out"}
 
 
@@ -86,7 +88,23 @@ async def _save(tx: Tx, job: Job, outcomes: Sequence[tuple[Rollout, Graded]], *,
     if rows:
         await tx.put(*rows)
     touched.update((r.group_id, None) for r in rows)
-    await close_groups(tx, job, list(touched), now=now)
+    if await close_groups(tx, job, list(touched), now=now):
+        await _pause_if_ungradable(tx, job.id, now=now)
+
+
+async def _pause_if_ungradable(tx: Tx, job_id: str, *, now: float) -> None:
+    """A reward function that never scores would spend the budget on nothing."""
+    job = await tx.get(Job, job_id)
+    if job is None or job.state is not JobState.RUNNING:
+        return
+    at_least = max(UNGRADABLE_LEAST, 2 * job.config.algorithm.groups_per_step)
+    newest = await tx.select(Group, job_id=job_id, state=GRADED, order_by="-number", limit=at_least)
+    reason = grouping.ungradable(newest, since=job.state_since, at_least=at_least)
+    if reason is None:
+        return
+    paused = move(JOB, job.state, "pause_requested")
+    await tx.put(replace(job, state=paused, reason=reason, state_since=now, resume_state=job.state))
+    await record_event(tx, job_id, "paused", {"reason": reason}, now=now)
 
 
 async def close_groups(tx: Tx, job: Job, group_ids: Sequence[str], *, now: float) -> int:

@@ -6,7 +6,7 @@ one commit (group commit). A write that raises is undone alone; its neighbours i
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -149,6 +149,10 @@ class DataPlane(Protocol):
 
     async def grade(self, split: str, index: int, completions: Sequence[Sequence[int]]) -> list[Graded]:
         """Grade completions (token ids) of one prompt, in order."""
+        ...
+
+    def reward_metrics(self) -> Mapping[str, float]:
+        """The newest value of each figure that the reward function logged."""
         ...
 
     def alarm(self) -> str | None:

@@ -133,6 +133,7 @@ class PretendPlane:
 
     def __init__(self, *, signal: bool = True) -> None:
         self.signal = signal
+        self.broken = False
 
     async def start(self) -> EnvironmentInfo:
         return EnvironmentInfo(None, None, VOCAB, (1,))
@@ -141,10 +142,15 @@ class PretendPlane:
         return [Prompt(index, (2, 3), "??") for index in indices]
 
     async def grade(self, split: str, index: int, completions: Sequence[Sequence[int]]) -> list[Graded]:
+        if self.broken:
+            return [Graded("failed", None, str(ids), "NameError: name 'x' is not defined") for ids in completions]
         return [Graded("scored", float(ids[0] % 2) if self.signal else 1.0, str(ids)) for ids in completions]
 
     async def close(self) -> None:
         """Nothing runs."""
+
+    def reward_metrics(self) -> dict[str, float]:
+        return {"pretended": 0.5}
 
     def alarm(self) -> str | None:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from coordinator.domain.model import Batch, Event, Group, GroupState, Job, JobState, Publication, Refusal
+from coordinator.domain.model import Batch, Event, Group, GroupState, Job, JobState, Metric, Publication, Refusal
 from coordinator.domain.states import JOB, move, resumed_event
 from coordinator.service.deps import Deps
 from tests.integration.driving.pretend import PretendLearners, PretendPlane
@@ -76,6 +76,32 @@ async def test_no_signal_pauses(deps: Deps) -> None:
     deps.wake.notify(job_id)
     ended = await driver
     assert (ended.state, ended.committed_steps) == (JobState.COMPLETED, STEPS)
+    await check(deps, ended)
+
+
+async def test_a_reward_that_never_scores_pauses(deps: Deps) -> None:
+    """Eight groups in a row without scores pause the job with the grader's reason; mended and resumed it ends."""
+    plane = PretendPlane()
+    plane.broken = True
+    job_id = await submit(deps, config())
+    driver = asyncio.create_task(drive(deps, job_id, PretendLearners(), plane))
+    async with asyncio.timeout(20):
+        while (job := await row(deps, job_id)).state is not JobState.PAUSED:
+            await asyncio.sleep(0.02)
+    assert job.reason.startswith("grading_failed: the last 8 groups ended without enough scores")
+    plane.broken = False
+
+    async def resume(tx) -> None:
+        now_job = await tx.get(Job, job_id)
+        state = move(JOB, now_job.state, resumed_event(now_job.resume_state))
+        await tx.put(replace(now_job, state=state, reason="", state_since=deps.clock.now()))
+
+    await deps.store.write(resume)
+    deps.wake.notify(job_id)
+    ended = await driver
+    assert (ended.state, ended.committed_steps) == (JobState.COMPLETED, STEPS)
+    logged = await deps.store.read(lambda r: r.select(Metric, job_id=job_id, name="reward/logged/pretended"))
+    assert [metric.value for metric in logged] == [0.5] * STEPS
     await check(deps, ended)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.domain.groups import close, died, is_zero_variance, open_slots
-from coordinator.domain.model import GroupState, RolloutState
+from coordinator.domain.groups import close, died, is_zero_variance, open_slots, ungradable
+from coordinator.domain.model import Group, GroupState, RolloutState
 
 
 @pytest.fixture
@@ -120,3 +120,29 @@ def test_open_slots_ascend(make_rollout) -> None:
     """Only slots that wait for a lease, in order."""
     rollouts = [make_rollout(slot=2), make_rollout(slot=0), make_rollout(slot=1, state=L)]
     assert open_slots(rollouts) == (0, 2)
+
+
+def ended(number: int, reason: str, *, issued_at: float = 10.0) -> Group:
+    """A group whose grading ended."""
+    return Group(f"g{number}", "j", number, number, (1,), 2, GroupState.REJECTED, issued_at, reason)
+
+
+BAD = "too_few_scored: 0 of 2 slots scored, 2 are needed (2 times the grader failed)"
+
+
+@pytest.mark.parametrize(
+    ("reasons", "since", "is_broken"),
+    [
+        ([BAD] * 4, 0.0, True),
+        ([BAD] * 3, 0.0, False),  # too few to say
+        ([BAD, "whole: 2 of 2 slots scored", BAD, BAD], 0.0, False),  # the function works
+        ([BAD, BAD, BAD, BAD, "whole: 2 of 2 slots scored"], 0.0, True),  # it worked once, not any more
+        ([BAD] * 4, 11.0, False),  # all issued before the job was resumed
+    ],
+)
+def test_ungradable(reasons: list[str], since: float, is_broken: bool) -> None:
+    """Four groups in a row without scores mean that grading is broken."""
+    newest = [ended(99 - place, reason) for place, reason in enumerate(reasons)]
+    words = ungradable(newest, since=since, at_least=4)
+    assert (words is not None) is is_broken
+    assert words is None or words.startswith("grading_failed: the last 4 groups")
