@@ -22,6 +22,9 @@ check: setup
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 	$(PY) -m tests.file_length
+	$(PY) -m pytest tests/unit/domain tests/unit/p2p tests/unit/worker_node tests/unit/pricing -q \
+	  --cov=coordinator.domain --cov=p2p.domain --cov=worker_node.domain --cov=pricing --cov-branch \
+	  --cov-report=term-missing:skip-covered --cov-fail-under=100
 
 test: setup
 	$(PY) -m pytest tests $(ARGS)

@@ -49,7 +49,9 @@ def test_cancelled_in_the_middle(tmp_path: Path, tiny_model: Path) -> None:
         cluster.run(lambda c: c.post(f"/jobs/{first}/cancel", {"reason": "enough"}))
         ended = cluster.until_ended(first, within_s=60, restart=False)
         assert ended["state"] == "cancelled"
-        cluster.until(lambda: cluster.audit(first)["ok"] and not cluster.job(first)["work"]["groups"].get("issued"), "all is settled")
+        cluster.until(
+            lambda: cluster.audit(first)["ok"] and not cluster.job(first)["work"]["groups"].get("issued"), "all is settled"
+        )
         assert cluster.until_ended(second, within_s=120, restart=False)["state"] == "completed"
         assert cluster.audit(second)["ok"]
 
