@@ -12,7 +12,7 @@ import typer
 from coordinator.commands import jobs, pool, serving
 from coordinator.commands.connection import find
 from coordinator.commands.output import console, errors, show_json
-from coordinator.config import Settings
+from coordinator.config import Settings, read_settings
 from coordinator.errors import CoordinatorError
 
 app = typer.Typer(
@@ -71,14 +71,7 @@ def serve(
 
 
 def _settings(given: dict[str, Any]) -> Settings:
-    from pydantic import ValidationError
-
-    try:
-        return Settings(**{name: value for name, value in given.items() if value is not None})
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = ".".join(str(part) for part in first["loc"])
-        raise CoordinatorError(f"setting {name} (ECHO2_{name.upper()}) is {first['input']!r}: {first['msg']}") from error
+    return read_settings(**{name: value for name, value in given.items() if value is not None})
 
 
 @app.command()
@@ -89,7 +82,7 @@ def migrate(data_dir: DataDir = None) -> None:
 
 @app.command()
 def doctor(data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Check this host: Python, torch, jail, disk, store, port; each line says what to do."""
+    """Check this host: Python, packages, learner and its device, jail, disk, store, port. Exit code 1 when one fails."""
     serving.doctor(_settings({"data_dir": data_dir}), as_json=as_json)
 
 
@@ -210,8 +203,9 @@ def job_rollouts(
     as_json: AsJson = False,
 ) -> None:
     """Prompts, completions and rewards."""
-    query = {"limit": limit} | ({} if step is None else {"step": step})
-    _shown(find(url, token, data_dir).run(lambda c: c.get(f"/jobs/{job}/rollouts", query)), jobs.show_rollouts, as_json)
+    query = {"limit": limit} | ({} if step is None else {"step": step}) if as_json else jobs.rollouts_query(step, limit)
+    reply = find(url, token, data_dir).run(lambda c: c.get(f"/jobs/{job}/rollouts", query))
+    _shown(reply, lambda shown: jobs.show_rollouts(shown, limit), as_json)
 
 
 @job_app.command("metrics")
@@ -283,7 +277,7 @@ for _verb in ("drain", "quarantine", "release"):
 def invite_create(
     uses: Annotated[int, typer.Option(min=1, max=10000, help="Workers that may join with it.")] = 1,
     owner: Annotated[str, typer.Option(help="Who owns the machines.")] = "operator",
-    hours: Annotated[float, typer.Option(help="Hours until it expires.")] = 168.0,
+    hours: Annotated[float, typer.Option(min=0.1, max=8760, help="Hours until it expires.")] = 168.0,
     price_ceiling: Annotated[float | None, typer.Option(help="Highest USD per hour a worker may ask.")] = None,
     job: Annotated[list[str] | None, typer.Option(help="Only these jobs; repeatable.")] = None,
     url: Url = None,
@@ -294,7 +288,8 @@ def invite_create(
     """Make an invite; its code is shown once."""
     body = pool.invite_body(uses=uses, owner=owner, hours=hours, price_ceiling=price_ceiling, jobs=job or [])
     connection = find(url, token, data_dir)
-    _shown(connection.run(lambda c: c.post("/invites", body)), lambda reply: pool.show_invite_code(reply, connection.url), as_json)
+    reply = connection.run(lambda client: pool.create_invite(client, body))
+    _shown(reply, lambda invite: pool.show_invite_code(invite, connection.url), as_json)
 
 
 @invite_app.command("list")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+
+from coordinator.errors import CoordinatorError
 
 
 class Settings(BaseSettings):
@@ -33,6 +36,13 @@ class Settings(BaseSettings):
     crash_at: str | None = Field(None, description="crash tests: kill this process at commit point NAME:COUNT")
     learner_crash_at: str | None = Field(None, description="crash tests: kill the learner at commit point NAME:COUNT")
 
+    @field_validator("peer_networks")
+    @classmethod
+    def _networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
+        for network in networks:
+            ipaddress.ip_network(network)
+        return networks
+
     @property
     def home(self) -> Path:
         """The data directory, absolute."""
@@ -44,3 +54,16 @@ class Settings(BaseSettings):
         if self.database_url is not None:
             return self.database_url.get_secret_value()
         return f"sqlite:///{self.home / 'echo2.sqlite3'}"
+
+
+def read_settings(**given: Any) -> Settings:
+    """The settings from the environment, with those given on top. Raises CoordinatorError, naming option and variable."""
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(str(part) for part in first["loc"])
+        variable = f"ECHO2_{str(first['loc'][0]).upper()}"
+        raise CoordinatorError(f"setting {name} ({variable}) is {first['input']!r}: {first['msg']}") from error
+    except SettingsError as error:
+        raise CoordinatorError(f'{error}: lists are JSON, for example ECHO2_ROOTS=\'["/models", "/datasets"]\'') from error

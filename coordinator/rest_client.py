@@ -79,7 +79,7 @@ class RestClient:
             raise self._unreachable(error) from error
 
     async def events(self, job_id: str, after: int) -> AsyncIterator[dict[str, Any]]:
-        """Server-sent events of a job from `after` on, until the stream ends."""
+        """A job's events from `after` on, as {seq, kind, at, data}, until the stream ends."""
         assert self._session is not None
         timeout = aiohttp.ClientTimeout(total=None, sock_read=DEADLINE_S)
         headers = {"Last-Event-ID": str(after)}
@@ -88,9 +88,14 @@ class RestClient:
             async with self._session.get(url, headers=headers, ssl=self._pin, timeout=timeout) as answer:
                 if answer.status != 200:
                     await self._checked(answer)
+                head: dict[str, str] = {}
                 async for line in answer.content:
-                    if line.startswith(b"data:"):
-                        yield json.loads(line[5:])
+                    name, _, value = line.decode().rstrip("\r\n").partition(": ")
+                    if name == "data":
+                        data = json.loads(value)
+                        yield {"seq": int(head["id"]), "kind": head["event"], "at": data.pop("at"), "data": data}
+                    elif name in ("id", "event"):
+                        head[name] = value
         except (aiohttp.ClientError, TimeoutError) as error:
             raise self._unreachable(error) from error
 
@@ -136,5 +141,15 @@ class RestClient:
         raise RequestFailed(words, status=answer.status, code=problem.get("code"))
 
     def _unreachable(self, error: BaseException) -> RequestFailed:
+        if isinstance(error, aiohttp.ServerFingerprintMismatch):
+            return RequestFailed(
+                f"{self._base} shows a certificate with sha256 {error.got.hex()}, and not the pinned {error.expected.hex()}: "
+                "take the line `for authors` from `echo2 serve` anew, and if it is as before, someone is in between"
+            )
+        if isinstance(error, aiohttp.ClientConnectorCertificateError):
+            return RequestFailed(
+                f"the certificate of {self._base} is not signed by an authority that this machine knows: if it is self-signed, "
+                "give --url as `echo2 serve` prints it for authors (https://HOST:PORT#sha256=HEX)"
+            )
         why = str(error) or type(error).__name__
         return RequestFailed(f"no answer from {self._base}: {why}. Is `echo2 serve` running, and is --url right?")

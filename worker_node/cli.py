@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -25,7 +25,10 @@ from worker_node import config
 from worker_node.errors import ConfigError, WorkerError
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Generate rollouts for an ECHO-2 coordinator and be paid for it."
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Generate rollouts for an ECHO-2 coordinator and be paid for it.",
 )
 identity_app = typer.Typer(no_args_is_help=True, help="The worker's key: its account and its history.")
 app.add_typer(identity_app, name="identity")
@@ -214,6 +217,8 @@ def bench(
     from worker_node.adapters.engines import make_engine
 
     with _one_line():
+        if not (model / "config.json").is_file():
+            raise ConfigError(f"{model} is no Hugging Face directory: it holds no config.json")
         core = make_engine(config.engine_settings(engine, slots=slots, dtype=dtype, device=device))
         core.load(Weights(model, 0, "0" * 64))
         decode_rate(core, slots=slots, new_tokens=2, limit_s=seconds)  # warm up
@@ -282,6 +287,7 @@ def install_service(
 
     with _one_line():
         directory = (state_dir or config.default_state_dir()).absolute()
+        _check_join_options(context.args)
         command = [str(Path(sys.argv[0]).absolute()), "join", url, "--state-dir", str(directory), "--drain-s", str(drain_s)]
         path = write_service(
             [*command, *context.args],
@@ -292,6 +298,18 @@ def install_service(
             gpu=gpu,
         )
     typer.echo(f"{path} written. Start it with: systemctl --user daemon-reload && systemctl --user enable --now {path.name}")
+
+
+def _check_join_options(arguments: Sequence[str]) -> None:
+    """A misspelt option would only be found at boot. Raises ConfigError."""
+    join_command = typer.main.get_command(app).commands["join"]  # type: ignore[attr-defined]  # a group
+    known = {name for parameter in join_command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    for argument in arguments:
+        name = argument.partition("=")[0]
+        if name.startswith("--") and name not in known:
+            raise ConfigError(
+                f"{name} is no option of `echo2-worker join`, to which it would be passed; see `echo2-worker join --help`"
+            )
 
 
 def _run(work: Coroutine[Any, Any, Any]) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from worker_node.adapters.status_file import Status
 
@@ -14,13 +16,14 @@ def lines(status: Status, *, running: bool, now: float) -> Iterator[str]:
     """What `echo2-worker status` prints: the verdict first, then figures, money and refusals."""
     yield _verdict(status, running=running, now=now)
     yield f"worker      {status.name} ({status.worker_id}) at {status.url}, price {_usd(status.price_uusd_per_hour)}/h"
-    yield f"engine      {status.engine or 'not started'}, {status.tokens_per_s:.1f} tokens/s measured"
-    yield f"weights     {status.loaded or 'none loaded'}; newest {status.newest or 'not known'}{_progress(status)}"
+    rate = f"{status.tokens_per_s:.1f} tokens/s measured" if status.tokens_per_s > 0 else "speed not measured yet"
+    yield f"engine      {status.engine or 'not started'}, {rate}"
+    yield f"weights     {status.loaded or 'none loaded'}; newest {status.newest or 'none offered now'}{_progress(status)}"
     yield f"work        {status.live_leases} leases, {status.generating} completions under way, {status.unsent} not yet sent"
     if status.coordinator_state:
-        yield f"coordinator says {status.coordinator_state}: {status.coordinator_reason}"
+        yield f"coordinator {_says(status)}"
     yield from _earnings(status)
-    for note in status.notes[-SHOWN_NOTES:]:
+    for note in _told_once(status.notes)[-SHOWN_NOTES:]:
         blame = f" (fault: {note['blame']})" if note.get("blame") else ""
         yield f"  {_ago(now - note['at'])} ago  {note['code']}: {note['reason']}{blame}"
 
@@ -33,6 +36,12 @@ def _verdict(status: Status, *, running: bool, now: float) -> str:
     if status.working:
         return f"working: {status.because}"
     return f"not working, because {status.because}"
+
+
+def _says(status: Status) -> str:
+    """The coordinator's word for this worker; its reason often begins with the same word."""
+    state, reason = status.coordinator_state, status.coordinator_reason
+    return f"says {reason}" if reason.startswith(state) else f"says {state}: {reason}" if reason else f"says {state}"
 
 
 def _progress(status: Status) -> str:
@@ -48,9 +57,10 @@ def _earnings(status: Status) -> Iterator[str]:
         f"earnings    {_usd(account['earned_uusd'])} for {account['active_s'] / 3600:.2f} h: {account['accepted_rollouts']} completions "
         f"({account['accepted_tokens']} tokens) accepted, {account['refused_rollouts']} refused"
     )
-    for refusal in account["refusals"][:SHOWN_NOTES]:
-        paid = "paid" if refusal["paid"] else "not paid"
-        yield f"  refused     {refusal['code']}: {refusal['reason']} (fault: {refusal['blame']}, {paid})"
+    alike = Counter((r["code"], r["reason"], r["blame"], r["paid"]) for r in account["refusals"])
+    for (code, reason, blame, paid), count in list(alike.items())[:SHOWN_NOTES]:
+        times = f"{count} times " if count > 1 else ""
+        yield f"  refused     {times}{code}: {reason} (fault: {blame}, {'paid' if paid else 'not paid'})"
 
 
 def _usd(uusd: int) -> str:
@@ -61,3 +71,9 @@ def _ago(seconds: float) -> str:
     if seconds < 120:
         return f"{max(seconds, 0.0):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _told_once(notes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Of notes with the same words only the newest."""
+    newest = {(note["code"], note["reason"]): note for note in notes}
+    return sorted(newest.values(), key=lambda note: float(note["at"]))

@@ -50,7 +50,7 @@ function table(id, columns, rows, none) {
 const cell = (kind, content, title) => element("td", title ? { class: kind, title } : { class: kind }, content);
 
 function showJobs(jobs) {
-  const columns = [["Name", ""], ["State", ""], ["Step", "number"], ["Reward", "number"], ["Age", "number"], ["Reason", ""]];
+  const columns = [["Name", ""], ["State", ""], ["Step", "number"], ["Reward", "number"], ["Submitted", "number"], ["Reason", ""]];
   const rows = jobs.map((job) => {
     const row = element("tr", { class: job.id === state.chosen ? "choice chosen" : "choice", tabindex: "0" },
       cell("", job.name, job.id), cell("", chip(job.state)), cell("number", count(job.committed_steps) + " / " + count(job.planned_steps)),
@@ -171,6 +171,9 @@ async function showJob(id) {
   byId("job").hidden = false;
   byId("job-name").textContent = job.name;
   byId("job-reason").textContent = job.reason;
+  const failed = (job.work.rollouts.grader_failed || 0) + (job.work.rollouts.grader_timeout || 0);
+  byId("job-warning").textContent = failed
+    ? "The reward failed or ran out of time for " + count(failed) + " rollouts. Read why: echo2 job rollouts " + job.id : "";
   byId("job-state").replaceWith(Object.assign(chip(job.state), { id: "job-state" }));
   showFigures(job);
   showReward(rewards, evals);

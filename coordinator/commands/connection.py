@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from coordinator.config import Settings
+from coordinator.config import read_settings
 from coordinator.errors import CoordinatorError
 from coordinator.rest_client import RestClient
 
@@ -39,9 +40,13 @@ class Connection:
 
 
 def find(url: str | None, token: str | None, data_dir: Path | None) -> Connection:
-    """Given options first; then the serve.json and admin.token of the data directory on this host."""
-    home = (Settings(data_dir=data_dir) if data_dir else Settings()).home
+    """Given options first; then the serve.json and admin.token of the data directory on this host.
+
+    A URL may carry the fingerprint of a self-signed certificate, as `echo2 serve` prints it: https://host:7700#sha256=HEX.
+    """
+    home = (read_settings(data_dir=data_dir) if data_dir else read_settings()).home
     served = _served(home / "serve.json")
+    url, pin = _pinned(url)
     local = url is None or (served is not None and served["url"] == url)
     address = url or (served["url"] if served else None)
     if address is None:
@@ -51,7 +56,22 @@ def find(url: str | None, token: str | None, data_dir: Path | None) -> Connectio
     secret = token or (_read(home / "admin.token") if local else None)
     if secret is None:
         raise CoordinatorError("no token: give --token, or set ECHO2_TOKEN")
-    return Connection(address, secret, served.get("certificate_sha256") if served and local else None)
+    return Connection(address, secret, pin or (served.get("certificate_sha256") if served and local else None))
+
+
+def _pinned(url: str | None) -> tuple[str | None, str | None]:
+    """A URL without its fragment, and the certificate's fingerprint from it. Raises CoordinatorError."""
+    if url is None:
+        return None, None
+    if not url.startswith(("http://", "https://")):
+        raise CoordinatorError(f"--url is {url!r}: it must start with https:// (or http:// on loopback)")
+    address, _, fragment = url.partition("#")
+    pin = fragment.removeprefix("sha256=")
+    if fragment and not re.fullmatch("[0-9a-f]{64}", pin):
+        raise CoordinatorError(
+            f"--url ends in {fragment!r}: after # it must read sha256= and 64 hex digits, as `echo2 serve` prints it"
+        )
+    return address.rstrip("/"), pin or None
 
 
 def _served(path: Path) -> dict[str, str] | None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import tarfile
 import tempfile
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from coordinator.errors import CoordinatorError
-from coordinator.rest_client import RestClient
+from coordinator.rest_client import RequestFailed, RestClient
 from coordinator.service.model_tar import is_model_file
 from coordinator.wire.job import JobConfig
 
@@ -41,7 +42,7 @@ def read_job(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
 def _apply(tree: dict[str, Any], override: str) -> None:
     name, equals, text = override.partition("=")
     if not equals or not name:
-        raise JobFileWrong(f"override {override!r} does not read section.key=value")
+        raise JobFileWrong(f"override {override!r} does not read section.key=value, for example budget.steps=100")
     place = tree
     *sections, key = name.split(".")
     for section in sections:
@@ -62,21 +63,73 @@ def _words(path: Path, error: Any) -> str:
     return f"{path}: {field or 'job'}: {error['msg']}{shown}"
 
 
-async def upload_names(client: RestClient, tree: dict[str, Any], base: Path) -> list[str]:
-    """Upload the files that the job names and that exist beside the job file; put their references in. Returns what was sent."""
+def check_reward_code(path: Path, function: str, *, where: str) -> None:
+    """The reward function must be defined in the file. Looks, and runs nothing. Raises JobFileWrong."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError) as error:
+        raise JobFileWrong(f"{where}: {path} is no Python that can be read: {error}") from error
+    defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    named = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    named |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    if function not in defined and function not in named:
+        raise JobFileWrong(f"{where}: {path} defines no function {function!r}; it defines {', '.join(defined) or 'none'}")
+
+
+def missing_names(tree: Mapping[str, Any], base: Path) -> list[str]:
+    """Names in the job that stand for nothing beside the job file: they must lie on the coordinator."""
+    environment = tree["environment"]
+    code = str(environment["type"]).removeprefix("python:").rpartition(":")[0]
+    names = [tree.get("model"), environment.get("train"), environment.get("eval"), code]
+    return [
+        name for name in names if isinstance(name, str) and name and not name.startswith("upload:") and _local(name, base) is None
+    ]
+
+
+async def submit_with_uploads(client: RestClient, tree: dict[str, Any], base: Path) -> tuple[list[str], Any]:
+    """Upload what lies beside the job file, then submit: (what was sent, the job).
+
+    Absolute names go as they are, since the coordinator may have them inside a root, and are uploaded only when it does not.
+    """
+    sent = await upload_names(client, tree, base, absolute=False)
+    try:
+        return sent, await client.post("/jobs", tree)
+    except RequestFailed as refused:
+        more = await upload_names(client, tree, base) if refused.code == "name_not_allowed" else []
+        if not more:
+            raise
+        return [*sent, *more], await client.post("/jobs", tree)
+
+
+async def upload_names(client: RestClient, tree: dict[str, Any], base: Path, *, absolute: bool = True) -> list[str]:
+    """Upload the files that the job names and that exist here; put their references in. Returns what was sent.
+
+    `absolute`: also those with an absolute name.
+    """
+
+    def here(name: object) -> Path | None:
+        path = _local(name, base)
+        return path if absolute or not Path(str(name)).expanduser().is_absolute() else None
+
     sent: list[str] = []
     environment = tree["environment"]
     for key in ("train", "eval"):
-        local = _local(environment.get(key), base)
+        local = here(environment.get(key))
         if local is not None:
             environment[key] = await _send(client, local, "dataset", sent)
     kind, _, rest = str(environment["type"]).partition(":")
     if kind == "python":
         name, _, function = rest.rpartition(":")
-        local = _local(name, base)
+        local = here(name)
         if local is not None:
+            check_reward_code(local, function, where="environment.type")
             environment["type"] = f"python:{await _send(client, local, 'code', sent)}:{function}"
-    model = _local(tree.get("model"), base)
+    model = here(tree.get("model"))
     if model is not None and model.is_dir():
         tree["model"] = await _send_model(client, model, sent)
     return sent

@@ -10,11 +10,12 @@ from typing import Any
 import typer
 
 from coordinator.commands.connection import Connection
-from coordinator.commands.job_file import JobFileWrong, read_job, upload_names
-from coordinator.commands.output import console, dollars, figure, show_json, show_table, when
+from coordinator.commands.job_file import JobFileWrong, missing_names, read_job, submit_with_uploads
+from coordinator.commands.output import console, counts, dollars, errors, figure, show_json, show_table, when
 from coordinator.errors import CoordinatorError
-from coordinator.rest_client import RestClient
+from coordinator.rest_client import RequestFailed, RestClient
 
+MOST_UNANSWERED = 300  # leased or issued rollouts of a running job, newest of all
 ENDED = ("completed", "failed", "cancelled")
 
 
@@ -22,9 +23,19 @@ def submit(connection: Connection, file: Path, overrides: Sequence[str], *, uplo
     """Validate here, upload, submit."""
     tree = read_job(file, overrides)
 
+    base = file.resolve().parent
+    missing = missing_names(tree, base)
+
     async def action(client: RestClient) -> tuple[list[str], Any]:
-        sent = await upload_names(client, tree, file.resolve().parent) if upload else []
-        return sent, await client.post("/jobs", tree)
+        try:
+            return await submit_with_uploads(client, tree, base) if upload else ([], await client.post("/jobs", tree))
+        except RequestFailed as refused:
+            if refused.code != "name_not_allowed" or not missing:
+                raise
+            raise JobFileWrong(
+                f"{file}: {', '.join(map(repr, missing))} is neither beside the job file (in {base}) nor inside a folder that the "
+                f"operator listed with `echo2 serve --root`: correct the name. The coordinator said: {refused}"
+            ) from refused
 
     sent, job = connection.run(action)
     if as_json:
@@ -51,6 +62,7 @@ def change(connection: Connection, job: str, changes: Sequence[str], *, as_json:
         show_json(result)
     else:
         show_state(result)
+        console.print(f"set: {', '.join(changes)}")
 
 
 def _parsed(change: str) -> tuple[str, Any]:
@@ -113,24 +125,49 @@ def show_state(job: Any) -> None:
 def show_job(job: Any) -> None:
     """What an operator asks first."""
     show_state(job)
+    for warning in warnings(job):
+        console.print(f"  {warning}", soft_wrap=True)
     staleness, learner, work = job["staleness"], job["learner"], job["work"]
+    highest = "none yet" if staleness["highest"] is None else f"highest {staleness['highest']}"
     rows = (
         ("step", f"{job['committed_steps']} of {job['planned_steps']}"),
         ("reward (sampled)", figure((job["reward"] or {}).get("value"))),
         ("held-out", figure((job["eval"] or {}).get("value"))),
         ("newest version", job["newest_version"]),
-        ("staleness", f"highest {staleness['highest']}, bound {staleness['bound']}, {staleness['histogram']}"),
-        ("learner utilisation", figure(learner["utilisation"])),
-        ("workers serving", work["workers_serving"]),
-        ("groups", work["groups"]),
-        ("refused", work["refused"]),
+        ("staleness", f"{highest}, bound {staleness['bound']}; groups by age: {counts(staleness['histogram'])}"),
+        ("learner busy", "" if learner["utilisation"] is None else f"{learner['utilisation']:.0%}"),
+        ("workers serving", "" if job["state"] in ENDED else work["workers_serving"]),
+        ("groups", counts(work["groups"])),
+        ("rollouts not trained", counts(work["rejected"])),
+        ("rollouts refused", counts(work["refused"])),
         ("cost so far (asked prices)", dollars(job["cost_estimate_uusd"])),
     )
     show_table(job["name"], ("what", "figure"), rows)
 
 
-def show_rollouts(reply: Any) -> None:
-    """Prompts, completions, rewards."""
+def warnings(job: Any) -> list[str]:
+    """What keeps a job from learning and no state tells: the reward code, or rewards that are all alike."""
+    found, work = [], job["work"]
+    failed = sum(work["rollouts"].get(state, 0) for state in ("grader_failed", "grader_timeout"))
+    if failed:
+        found.append(f"the reward failed or ran out of time for {failed} rollouts; read why: echo2 job rollouts {job['id']}")
+    alike = work["rejected"].get("no_signal", 0)
+    trained = work["groups"].get("trained", 0) * job["config"]["algorithm"]["group_size"]
+    if alike and alike >= trained:
+        found.append(
+            f"{alike} rollouts lie in groups whose rewards are all equal: they teach nothing. Is the task too hard or too easy?"
+        )
+    return found
+
+
+def rollouts_query(step: int | None, limit: int) -> dict[str, int]:
+    """What to ask for: without a step also the newest that nobody answered yet come back, and are not shown."""
+    return {"limit": min(limit + MOST_UNANSWERED, 500)} if step is None else {"limit": limit, "step": step}
+
+
+def show_rollouts(reply: Any, limit: int) -> None:
+    """Prompts, completions, rewards; why a reward is absent."""
+    answered = [r for r in reply["rollouts"] if r["accepted_at"] is not None]
     rows = (
         (
             f"{r['group_number']}/{r['slot']}",
@@ -138,16 +175,18 @@ def show_rollouts(reply: Any) -> None:
             r["prompt"],
             r["completion"],
             figure(r["reward"]),
-            r["outcome"],
+            "; ".join(words for words in (r["outcome"], r["detail"]) if words),
             r["oldest_version"],
         )
-        for r in reply["rollouts"]
+        for r in answered[:limit]
     )
     show_table("Rollouts", ("group/slot", "step", "prompt", "completion", "reward", "outcome", "version"), rows)
 
 
 def show_metrics(reply: Any) -> None:
     """Names with newest values, or the points of one."""
+    if reply["name"] is not None and not reply["points"]:
+        raise CoordinatorError(f"there is no metric {reply['name']!r} yet; without a name `echo2 job metrics JOB` lists all")
     if reply["name"] is None:
         show_table("Metrics", ("name", "step", "value"), ((m["name"], m["step"], figure(m["value"], 5)) for m in reply["names"]))
         return
@@ -157,7 +196,8 @@ def show_metrics(reply: Any) -> None:
 def show_checkpoints(reply: Any) -> None:
     """Versions."""
     rows = (
-        (c["version"], c["source"], when(c["at"]), c["digest"], sum(f["bytes"] for f in c["files"])) for c in reply["checkpoints"]
+        (c["version"], c["source"], when(c["at"]), c["digest"][:16], sum(f["bytes"] for f in c["files"]))
+        for c in reply["checkpoints"]
     )
     show_table("Checkpoints", ("version", "source", "at", "digest", "bytes"), rows)
 
@@ -174,10 +214,15 @@ def download(connection: Connection, job: str, version: int, out: Path) -> None:
         names = [f["name"] for f in entry["files"]]
         if strange := [name for name in names if Path(name).name != name or name in ("", ".", "..")]:
             raise CoordinatorError(f"the coordinator names a file {strange[0]!r}, which is no plain name: nothing was written")
-        out.mkdir(parents=True, exist_ok=True)
-        return sum([await client.download(f"/jobs/{job}/checkpoints/{version}/{name}", out / name) for name in names])
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            return sum([await client.download(f"/jobs/{job}/checkpoints/{version}/{name}", out / name) for name in names])
+        except OSError as error:
+            raise CoordinatorError(f"--out {out} cannot be written: {error.strerror}; choose another folder") from error
 
-    console.print(f"{connection.run(action)} bytes in {out}")
+    with errors.status(f"downloading version {version}"):
+        size = connection.run(action)
+    console.print(f"{size} bytes in {out}", soft_wrap=True)
 
 
 def show_audit(result: Any, *, as_json: bool) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TextIO
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -30,8 +32,15 @@ class PlainConsole(Console):
         super().print(*(plain(thing) if isinstance(thing, str) else thing for thing in objects), **options)
 
 
-console = PlainConsole(markup=False, highlight=False)
-errors = PlainConsole(stderr=True, markup=False, highlight=False)
+_PIPE_WIDTH = 1000  # columns: what a script or grep reads is not folded in the middle of a word
+
+
+def _console(stream: TextIO, *, stderr: bool) -> PlainConsole:
+    return PlainConsole(stderr=stderr, markup=False, highlight=False, width=None if stream.isatty() else _PIPE_WIDTH)
+
+
+console = _console(sys.stdout, stderr=False)
+errors = _console(sys.stderr, stderr=True)
 
 
 def show_json(value: Any) -> None:
@@ -40,10 +49,10 @@ def show_json(value: Any) -> None:
 
 
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table; an empty one says so."""
-    table = Table(title=plain(title), title_justify="left", header_style="bold")
+    """A table; an empty one says so. A first column "id" is never folded: it is there to be copied."""
+    table = Table(title=plain(title), title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", no_wrap=column == "id")
     count = 0
     for row in rows:
         table.add_row(*("" if cell is None else plain(cell) for cell in row))
@@ -56,7 +65,7 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
 
 def when(seconds: float | None) -> str:
     """A time for people, UTC."""
-    return "" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return "" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def dollars(uusd: int | None) -> str:
@@ -67,3 +76,8 @@ def dollars(uusd: int | None) -> str:
 def figure(value: float | None, digits: int = 3) -> str:
     """A figure for people."""
     return "" if value is None else f"{value:.{digits}f}"
+
+
+def counts(by_name: Mapping[str, int]) -> str:
+    """Counts by name, for people."""
+    return ", ".join(f"{name} {count}" for name, count in by_name.items()) or "none"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
-from coordinator.commands.output import console, dollars, figure, show_table, when
+from coordinator.commands.output import console, counts, dollars, figure, show_table, when
 from coordinator.errors import CoordinatorError
-from pricing.money import usd_to_uusd
+from coordinator.rest_client import RestClient
+from pricing.money import usd_to_uusd, uusd_to_usd
+
+ANY_HOST = "THIS-HOST"
 
 
 def show_workers(reply: Any) -> None:
@@ -16,28 +20,34 @@ def show_workers(reply: Any) -> None:
         (
             w["id"],
             w["name"],
-            w["owner"],
             w["state"],
-            f"{dollars(w['price_uusd_per_hour'])}/h",
-            figure(w["tokens_per_s"], 0),
+            price(w["price_uusd_per_hour"]),
+            figure(w["tokens_per_s"], 0) if w["tokens_per_s"] > 0 else "",
             w["version"],
             w["accepted_rollouts"],
             w["reason"] or w["activity"],
         )
         for w in reply["workers"]
     )
-    show_table("Workers", ("id", "name", "owner", "state", "price", "tok/s", "version", "accepted", "now"), rows)
+    show_table("Workers", ("id", "name", "state", "$/h", "tok/s", "version", "accepted", "now"), rows)
+
+
+def price(uusd_per_hour: int) -> str:
+    """Dollars an hour with two decimals, and more only where they count."""
+    cents, rest = f"{uusd_to_usd(uusd_per_hour):.6f}"[:-4], f"{uusd_to_usd(uusd_per_hour):.6f}"[-4:].rstrip("0")
+    return cents + rest
 
 
 def show_worker(worker: Any) -> None:
     """One worker."""
     show_state(worker)
     rows = (
-        ("engine", worker["engine"]),
-        ("price", f"{dollars(worker['price_uusd_per_hour'])}/h"),
+        ("owner", worker["owner"]),
+        ("engine", " ".join(str(worker["engine"].get(name) or "") for name in ("version", "dtype", "device"))),
+        ("price", f"${price(worker['price_uusd_per_hour'])}/h"),
         ("version", worker["version"]),
         ("accepted rollouts, tokens", f"{worker['accepted_rollouts']}, {worker['accepted_tokens']}"),
-        ("refused", worker["refused"]),
+        ("refused", counts(worker["refused"])),
         ("active hours", figure(worker["active_s"] / 3600, 2)),
         ("cost (asked price)", dollars(worker["cost_estimate_uusd"])),
         ("last seen", when(worker["last_seen_at"])),
@@ -76,12 +86,28 @@ def _uusd(usd: float, option: str) -> int:
         raise CoordinatorError(f"{option}: {error}") from error
 
 
+def reachable(url: str) -> str:
+    """A URL that others can use: a coordinator that listens on every address does not know its own name."""
+    return re.sub(r"://(0\.0\.0\.0|\[::\])(?=[:/]|$)", f"://{ANY_HOST}", url)
+
+
+async def create_invite(client: RestClient, body: dict[str, Any]) -> Any:
+    """POST the invite; jobs that it names must exist, or its workers would wait for ever."""
+    for job in body["jobs"]:
+        await client.get(f"/jobs/{job}")
+    return await client.post("/invites", body)
+
+
 def show_invite_code(invite: Any, url: str) -> None:
     """The code, once, with the line that a GPU owner types."""
     console.print(
-        f"invite {invite['id']}: {invite['max_uses']} use(s), until {when(invite['expires_at'])}. The code is not shown again."
+        f"invite {invite['id']}: {invite['max_uses']} use(s), until {when(invite['expires_at'])}. The code is not shown again.",
+        soft_wrap=True,
     )
-    console.print(f"  echo2-worker join {url} --price 0.35 --invite {invite['code']}", soft_wrap=True)
+    address = reachable(url)
+    console.print(f"  echo2-worker join {address} --price 0.35 --invite {invite['code']}", soft_wrap=True)
+    if address != url:
+        console.print(f"  {ANY_HOST} stands for the name or address under which workers reach this host")
 
 
 def show_invites(reply: Any) -> None:
@@ -97,7 +123,7 @@ def show_invites(reply: Any) -> None:
         )
         for i in reply["invites"]
     )
-    show_table("Invites", ("id", "owner", "used", "expires", "", "jobs"), rows)
+    show_table("Invites", ("id", "owner", "used", "expires", "revoked", "jobs"), rows)
 
 
 def show_token(token: Any) -> None:
@@ -112,4 +138,4 @@ def show_tokens(reply: Any) -> None:
         (t["id"], t["name"], t["role"], ", ".join(t["rights"]), when(t["created_at"]), "revoked" if t["revoked_at"] else "")
         for t in reply["tokens"]
     )
-    show_table("Tokens", ("id", "name", "role", "rights", "created", ""), rows)
+    show_table("Tokens", ("id", "name", "role", "rights", "created", "revoked"), rows)

@@ -9,7 +9,7 @@ from typing import Any
 from pricing.money import uusd_to_usd
 
 Points = Sequence[tuple[int, float]]
-ENDS = 10  # steps that "first" and "last" average over
+ENDS = 10  # steps that "first" and "last" average over; fewer in a short run, so that the two never overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,11 @@ def mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
+def ends_of(steps: int) -> int:
+    """How many steps "first" and "last" average over in a run of `steps`."""
+    return max(1, min(ENDS, steps // 2))
+
+
 def utilisation(train: Points, wait: Points) -> float | None:
     """Training time over training plus waiting, from step 1 on: step 0 waits for workers to join."""
     waits = dict(wait)
@@ -41,6 +46,7 @@ def build(told: Told) -> dict[str, Any]:
     """The content of report.json."""
     config = told.job["config"]
     rewards = [value for _, value in told.series.get("reward/all/mean", ())]
+    ends = ends_of(len(rewards))
     held_out = dict(told.series.get("eval/all/mean", ()))
     group_size = config["algorithm"]["group_size"]
     work = told.job["work"]
@@ -51,8 +57,9 @@ def build(told: Told) -> dict[str, Any]:
         "S": config["staleness"]["max"],
         "max_staleness": told.job["staleness"]["highest"],
         "staleness_histogram": told.job["staleness"]["histogram"],
-        "reward_first10": mean(rewards[:ENDS]),
-        "reward_last10": mean(rewards[-ENDS:]),
+        "reward_first10": mean(rewards[:ends]),
+        "reward_last10": mean(rewards[-ends:]),
+        "reward_ends_steps": ends,
         "greedy_before": held_out.get(0),
         "greedy_after": held_out.get(told.job["committed_steps"]),
         "workers_contributing": sum(worker["accepted_rollouts"] > 0 for worker in told.workers),

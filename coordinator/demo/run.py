@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import os
 import shutil
+import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,46 +19,107 @@ import typer
 from rich.live import Live
 
 from coordinator.commands.connection import Connection, find
-from coordinator.commands.job_file import upload_names
+from coordinator.commands.job_file import check_reward_code, upload_names
 from coordinator.commands.output import console, errors, show_json
 from coordinator.demo import picture, report
 from coordinator.demo.job import DemoOptions, demo_job
 from coordinator.demo.processes import Child, DemoFailed, program
-from coordinator.demo.view import view
+from coordinator.demo.view import ages, progress, view
 from coordinator.rest_client import RequestFailed, RestClient
 
 READY_S = 60.0
 JOINED_S = 180.0  # torch takes its time to be imported on a busy machine
 POLL_S = 0.5
+SAY_S = 10.0  # between two lines of progress where there is no terminal
 LIMIT_S = 6 * 3600.0
 PRICES = (0.12, 0.20, 0.35, 0.00, 0.48, 0.27)  # USD per hour; one volunteer
 ENDED = ("completed", "failed", "cancelled")
+REASONS = {"no_signal": "in groups whose rewards were all equal (no_signal)"}
 SERIES = ("reward/all/mean", "eval/all/mean", "time/step", "time/wait_for_batch")
 
 
 def run_demo(options: DemoOptions) -> None:
-    """Run it; exit code 1 when the job did not complete."""
+    """Run it; exit code 1 when the job did not complete, 128 plus the signal's number when a signal ended it."""
+    check_options(options)
     out = options.out.resolve()
-    work = out / "work"
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    say = errors if options.as_json else console
-    model = options.model.resolve() if options.model else _make_model(work / "model", options.seed, say)
-    children: list[Child] = []
-    try:
-        told = asyncio.run(_Demo(options, work, model, children).run())
-    finally:
-        _end(children)
-    result = report.build(told)
-    (out / "report.json").write_text(json.dumps(result, indent=2) + "\n")
-    picture.draw(result, told.series, out / "report.png")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+    with owned(out) as work:
+        say = errors if options.as_json else console
+        told = _train(options, work, say)
+        result = report.build(told)
+        (out / "report.json").write_text(json.dumps(result, indent=2) + "\n")
+        picture.draw(result, told.series, out / "report.png")
     _say(result, out, options, say)
     if result["state"] != "completed":
         raise typer.Exit(1)
 
 
+def check_options(options: DemoOptions) -> None:
+    """Everything that can be known to be wrong before any time is spent. Raises DemoFailed or JobFileWrong."""
+    if options.model is not None and not (options.model / "config.json").is_file():
+        raise DemoFailed(f"--model {options.model} is no Hugging Face directory: it holds no config.json")
+    if options.train is not None and not options.train.is_file():
+        raise DemoFailed(f"--train {options.train} does not exist: name a JSONL or Parquet file with a row for each prompt")
+    kind, _, rest = options.environment.partition(":")
+    name, _, function = rest.rpartition(":")
+    if options.environment not in ("digit_sort", "math") and not (kind == "python" and name and function):
+        raise DemoFailed(f"--environment {options.environment!r} must be digit_sort, math or python:FILE:FUNCTION")
+    if options.environment == "digit_sort" and options.train is not None:
+        raise DemoFailed(
+            f"--train {options.train} is not used: digit_sort makes its own problems. Leave it out, or give --environment"
+        )
+    if options.environment != "digit_sort" and options.train is None:
+        raise DemoFailed(f"--environment {options.environment} needs prompts: name a JSONL or Parquet file with --train")
+    if kind == "python":
+        if not Path(name).is_file():
+            raise DemoFailed(f"--environment {options.environment}: there is no file {name} here")
+        check_reward_code(Path(name), function, where="--environment")
+
+
+@contextmanager
+def owned(out: Path) -> Iterator[Path]:
+    """An empty work folder in `out`, for this run alone. Only what a demo made before is removed."""
+    work = out / "work"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        folder = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise DemoFailed(f"--out {out} cannot be used: {error.strerror}; choose another folder") from error
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if work.exists() and any(work.iterdir()) and not any((work / name).exists() for name in ("model.log", "coordinator.log")):
+            raise DemoFailed(f"{work} is not from a demo and would be overwritten: choose another folder with --out")
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
+        yield work
+    except BlockingIOError as error:
+        raise DemoFailed(f"another demo runs in {out}: wait for it, or choose another folder with --out") from error
+    finally:
+        os.close(folder)
+
+
+def _train(options: DemoOptions, work: Path, say: Any) -> report.Told:
+    children: list[Child] = []
+    try:
+        model = options.model.resolve() if options.model else _make_model(work / "model", options.seed, say)
+        return asyncio.run(_Demo(options, work, model, children).run())
+    except KeyboardInterrupt:
+        say.print(f"stopped; no report is written, logs are in {work}", soft_wrap=True)
+        raise
+    finally:
+        _end(children)
+
+
+def _leave(number: int, _frame: object) -> None:
+    """A signal that would end this process must not leave its children behind."""
+    raise SystemExit(128 + number)
+
+
 def _end(children: Sequence[Child]) -> None:
-    """Workers first, all at once, so that they can take their leave; the coordinator last."""
+    """Workers first, all at once, so that they can take their leave; the coordinator last. It takes seconds and is not interrupted."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     workers = [child for child in children if child.name != "coordinator"]
     for child in workers:
         child.ask_to_end()
@@ -76,12 +141,13 @@ def _make_model(directory: Path, seed: int, say: Any) -> Path:
     ]
     child = Child("model", command, directory.parent / "model.log")
     try:
-        while child.ended is None:
-            time.sleep(POLL_S)
+        with say.status("this takes about 20 s"):
+            while child.ended is None:
+                time.sleep(POLL_S)
     finally:
         child.end()
     if child.ended != 0:
-        raise DemoFailed(f"the model could not be made: {child.last_words()}")
+        raise DemoFailed(f"the model could not be made: {child.last_words()}; its log is {child.log}")
     say.print(f"  {child.last_words()}")
     return directory
 
@@ -101,6 +167,8 @@ class _Demo:
         self._work = work
         self._model = model
         self._children = children
+        self._say = errors if options.as_json else console
+        self._said_at_s = -SAY_S
         self._workers: list[Child] = []
         self._killed: str | None = None
 
@@ -115,7 +183,7 @@ class _Demo:
             invite = await client.post("/invites", {"max_uses": self._options.workers, "owner": "demo", "jobs": [job_id]})
             for place in range(self._options.workers):
                 self._join(place, connection, invite["code"])
-            with Live(console=errors if self._options.as_json else console, refresh_per_second=4, transient=False) as live:
+            with Live(console=self._say, refresh_per_second=4) if self._say.is_terminal else nullcontext() as live:
                 await self._follow(client, job_id, live, begun)
             return await self._told(client, job_id, time.monotonic() - begun)
 
@@ -150,13 +218,18 @@ class _Demo:
         self._children.append(child)
         self._workers.append(child)
 
-    async def _follow(self, client: RestClient, job_id: str, live: Live, begun: float) -> None:
+    async def _follow(self, client: RestClient, job_id: str, live: Live | None, begun: float) -> None:
         until = time.monotonic() + LIMIT_S
         while True:
             job = await client.get(f"/jobs/{job_id}")
             workers = (await client.get("/workers"))["workers"]
-            rewards = await _points(client, job_id, "reward/all/mean")
-            live.update(view(job, workers, rewards, time.monotonic() - begun))
+            series = {name: await _points(client, job_id, name) for name in SERIES}
+            elapsed_s = time.monotonic() - begun
+            if live is not None:
+                live.update(view(job, workers, series, elapsed_s=elapsed_s, killed=self._killed))
+            elif elapsed_s - self._said_at_s >= SAY_S or job["state"] in ENDED:
+                self._said_at_s = elapsed_s
+                self._say.print(progress(job, series["reward/all/mean"], elapsed_s))
             if job["state"] in ENDED:
                 return
             if job["state"] == "paused":
@@ -218,12 +291,15 @@ def summary(result: Mapping[str, Any]) -> Sequence[str]:
     def shown(value: float | None, style: str = ".3f") -> str:
         return "not measured" if value is None else format(value, style)
 
-    rejected = ", ".join(f"{reason} {count}" for reason, count in result["rejected"].items()) or "none"
+    rejected = ", ".join(f"{count} {REASONS.get(reason, reason)}" for reason, count in result["rejected"].items()) or "none"
+    ends = result["reward_ends_steps"]
+    first_and_last = f"first and last {ends} steps" if ends > 1 else "first and last step"
+    killed = f"; {result['killed_worker']} was killed on the way" if result["killed_worker"] else ""
     return (
-        f"reward {shown(result['reward_first10'])} -> {shown(result['reward_last10'])} (sampled, first and last 10 steps); "
+        f"reward {shown(result['reward_first10'])} -> {shown(result['reward_last10'])} (sampled, {first_and_last}); "
         f"greedy held-out {shown(result['greedy_before'])} -> {shown(result['greedy_after'])}",
-        f"staleness at most {result['max_staleness']} of {result['S']} allowed: {result['staleness_histogram']}",
-        f"learner busy {shown(result['learner_utilisation'], '.0%')}; {result['workers_contributing']} workers contributed; "
+        f"staleness at most {result['max_staleness']} of {result['S']} allowed; groups by age {ages(result['staleness_histogram'])}",
+        f"learner busy {shown(result['learner_utilisation'], '.0%')}; {result['workers_contributing']} workers contributed{killed}; "
         f"{result['admitted']} rollouts trained; not trained: {rejected}",
         f"weights {result['bytes_to_workers'] / 1e6:.1f} MB to workers, {result['bytes_from_peers'] / 1e6:.1f} MB of them from peers; "
         f"simulated cost ${result['simulated_cost_usd']:.4f}; audit {'sound' if result['audit_ok'] else 'BROKEN'}; {result['wall_s']:.0f} s",

@@ -404,7 +404,15 @@ def _check_architecture(directory: Path) -> None:
 def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        why = str(error).partition("\n")[0]
+        raise EngineError(
+            f"--device {name!r} cannot be used: {why}; `auto` takes a GPU when this build of torch finds one"
+        ) from error
+    return device
 
 
 def _widen(tensor: torch.Tensor, width: int) -> torch.Tensor:

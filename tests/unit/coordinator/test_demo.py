@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import re
+from pathlib import Path
+
 import pytest
+from rich.console import Console
 
 from coordinator.demo import report
 from coordinator.demo.job import DemoOptions, demo_job
-from coordinator.demo.view import sparkline
+from coordinator.demo.processes import DemoFailed
+from coordinator.demo.run import check_options, owned, summary
+from coordinator.demo.view import sparkline, view
+from coordinator.errors import CoordinatorError
 from coordinator.wire.job import JobConfig
 
 
@@ -57,7 +65,7 @@ def test_report() -> None:
     built = report.build(told())
     assert built["steps"] == 3
     assert (built["S"], built["max_staleness"]) == (2, 1)
-    assert built["reward_first10"] == pytest.approx(0.3)
+    assert (built["reward_first10"], built["reward_last10"], built["reward_ends_steps"]) == (0.1, 0.6, 1)  # three steps: one each
     assert (built["greedy_before"], built["greedy_after"]) == (0.25, 0.75)
     assert built["workers_contributing"] == 1
     assert built["learner_utilisation"] == pytest.approx(4 / 5)  # step 0 waits for workers to join and is left out
@@ -92,3 +100,92 @@ def test_demo_job_is_a_job(staleness: int) -> None:
     """The demo's job passes the job file's own validation."""
     config = JobConfig.model_validate(demo_job(DemoOptions(steps=7, staleness=staleness), "/m"))
     assert (config.staleness.max, config.budget.steps, config.rollouts_per_step) == (staleness, 7, 128)
+
+
+@pytest.mark.parametrize(("steps", "ends"), [(0, 1), (1, 1), (3, 1), (8, 4), (20, 10), (150, 10)])
+def test_first_and_last_never_overlap(steps: int, ends: int) -> None:
+    """A short run compares its two halves, not a mean with itself."""
+    assert report.ends_of(steps) == ends
+
+
+def test_summary_speaks_in_words() -> None:
+    """Ages as counts, the reason for groups left out in words, and the worker that was killed."""
+    lines = "\n".join(summary(report.build(told(killed="worker-1"))))
+    assert "groups by age 0: 4  1: 2" in lines
+    assert "5 in groups whose rewards were all equal (no_signal), 2 lease_expired" in lines
+    assert "worker-1 was killed on the way" in lines
+    assert "first and last step)" in lines
+
+
+def frame(workers: list[dict[str, object]], *, killed: str | None, width: int) -> list[str]:
+    """The live view's lines on a terminal of this width."""
+    job = {
+        "name": "demo",
+        "state": "running",
+        "committed_steps": 2,
+        "planned_steps": 9,
+        "staleness": {"bound": 3, "histogram": {"1": 3, "0": 16}},
+        "newest_version": None,
+    }
+    series = {"time/step": [(0, 1.0), (1, 1.0)], "time/wait_for_batch": [(0, 99.0), (1, 3.0)]}
+    out = Console(width=width, file=io.StringIO(), color_system=None)
+    out.print(view(job, workers, series, elapsed_s=3.0, killed=killed))
+    return out.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+
+def test_a_frame_has_one_line_for_each_worker() -> None:
+    """Long words are cut, figures are not; a killed worker says so; the learner's share is the report's."""
+    row = {"state": "active", "version": 2, "tokens_per_s": 1234.5, "price_uusd_per_hour": 350_000, "accepted_rollouts": 77}
+    workers = [{**row, "name": f"worker-{n}", "activity": "word " * 40, "reason": ""} for n in (1, 2)]
+    lines = frame(workers, killed="worker-2", width=80)
+    assert len(lines) == 6 + 6
+    one, two = (line for line in lines if "worker-" in line)
+    assert all(figure in one for figure in ("active", "1234", "$0.35/h", "77", "…"))
+    assert "killed" in two
+    assert "SIGKILL, as asked" in two
+    assert any("learner busy: 25%" in line and "newest version: none yet" in line for line in lines)
+    assert any("0: 16  1: 3" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": Path("absent")}, "--model absent is no Hugging Face directory"),
+        ({"train": Path("absent.jsonl"), "environment": "math"}, "--train absent.jsonl does not exist"),
+        ({"environment": "mth"}, "--environment 'mth' must be digit_sort, math or python:FILE:FUNCTION"),
+        ({"environment": "math"}, "--environment math needs prompts"),
+        ({"train": Path("p.jsonl")}, "digit_sort makes its own problems"),
+        ({"environment": "python:absent.py:f", "train": Path("p.jsonl")}, "there is no file absent.py here"),
+        ({"environment": "python:r.py:g", "train": Path("p.jsonl")}, "defines no function 'g'; it defines f"),
+    ],
+)
+def test_wrong_options_cost_no_time(
+    changes: dict[str, object], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are told before a model is made."""
+    monkeypatch.chdir(tmp_path)
+    Path("p.jsonl").write_text('{"prompt": "1="}\n')
+    Path("r.py").write_text("def f(prompts, completions): return None\n")
+    with pytest.raises(CoordinatorError, match=re.escape(words)):
+        check_options(DemoOptions(**changes))  # type: ignore[arg-type]
+
+
+def test_a_folder_that_is_not_a_demos_is_left_alone(tmp_path: Path) -> None:
+    """`work` is emptied only when a demo made it."""
+    kept = tmp_path / "work" / "thesis.tex"
+    kept.parent.mkdir()
+    kept.write_text("years of work")
+    with pytest.raises(DemoFailed, match="is not from a demo and would be overwritten"), owned(tmp_path):
+        pass
+    assert kept.read_text() == "years of work"
+    (kept.parent / "coordinator.log").touch()
+    with owned(tmp_path) as work:
+        assert list(work.iterdir()) == []
+
+
+def test_two_demos_do_not_share_a_folder(tmp_path: Path) -> None:
+    """The second is told to wait or to go elsewhere; a folder that cannot be made is one line too."""
+    with owned(tmp_path), pytest.raises(DemoFailed, match="another demo runs in"), owned(tmp_path):
+        pass
+    with pytest.raises(DemoFailed, match="cannot be used: "), owned(Path("/proc/no/such")):
+        pass

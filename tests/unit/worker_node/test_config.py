@@ -284,7 +284,9 @@ def test_earnings_and_refusals_are_told_in_words() -> None:
     assert "lease_dead: the learner moved on (fault: coordinator, paid)" in text
     assert "11 s ago  fetch_failed: no progress (fault: network)" in text
     assert "(40 % fetched)" in text
-    later = "\n".join(lines(status(notes=[{**note, "at": -500.0}, {**note, "at": -9000.0}]), running=True, now=101.0))
+    later = "\n".join(
+        lines(status(notes=[{**note, "at": -500.0, "reason": "no route"}, {**note, "at": -9000.0}]), running=True, now=101.0)
+    )
     assert "10 min ago" in later
     assert "2.5 h ago" in later
     assert "not asked yet" in later

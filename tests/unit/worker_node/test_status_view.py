@@ -1,0 +1,82 @@
+"""`echo2-worker status` and the checks of the other commands, in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from worker_node.adapters.status_file import Status
+from worker_node.cli import app
+from worker_node.status_view import lines
+
+
+def status(**changes: Any) -> Status:
+    """A worker that waits."""
+    values: dict[str, Any] = {
+        "pid": 7,
+        "started_at": 90.0,
+        "updated_at": 100.0,
+        "url": "http://127.0.0.1:7700",
+        "name": "rig",
+        "worker_id": "w-1",
+        "price_uusd_per_hour": 350_000,
+        "engine": "torch",
+        "working": False,
+        "because": "no job runs",
+        "phase": "serving",
+    }
+    return Status(**{**values, **changes})
+
+
+def shown(**changes: Any) -> list[str]:
+    """What is printed ten seconds later."""
+    return list(lines(status(**changes), running=True, now=110.0))
+
+
+def test_what_is_not_known_is_not_a_figure() -> None:
+    """No measurement reads as such, never as zero."""
+    assert "engine      torch, speed not measured yet" in shown()
+    assert "weights     none loaded; newest none offered now" in shown()
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "words"),
+    [
+        ("standby", "standby: no job runs", "coordinator says standby: no job runs"),
+        ("active", "active", "coordinator says active"),
+        ("quarantined", "too many faults", "coordinator says quarantined: too many faults"),
+        ("active", "", "coordinator says active"),
+    ],
+)
+def test_the_coordinators_word_is_said_once(state: str, reason: str, words: str) -> None:
+    """Its reason often begins with the state."""
+    assert words in shown(coordinator_state=state, coordinator_reason=reason)
+
+
+def test_equal_notes_and_refusals_are_told_once() -> None:
+    """The newest of equal notes; equal refusals with their number."""
+    notes = [{"at": at, "code": "unreachable", "reason": "no route", "blame": "network"} for at in (90.0, 105.0)]
+    refusal = {"code": "lease_closed", "reason": "cancelled", "blame": "job", "paid": True}
+    account = {"earned_uusd": 1, "active_s": 1.0, "accepted_rollouts": 2, "accepted_tokens": 3, "refused_rollouts": 2}
+    told = shown(notes=notes, account={**account, "refusals": [refusal, refusal]})
+    assert [line for line in told if "no route" in line] == ["  5 s ago  unreachable: no route (fault: network)"]
+    assert "  refused     2 times lease_closed: cancelled (fault: job, paid)" in told
+
+
+def test_install_service_refuses_options_that_join_does_not_have(tmp_path: Path) -> None:
+    """They would only be found at boot."""
+    common = ["install-service", "http://127.0.0.1:7700", "--unit-dir", str(tmp_path), "--state-dir", str(tmp_path / "state")]
+    done = CliRunner().invoke(app, [*common, "--prize", "3"])
+    assert (done.exit_code, list(tmp_path.glob("*.service"))) == (1, [])
+    assert "--prize is no option of `echo2-worker join`" in done.output
+    assert CliRunner().invoke(app, [*common, "--price", "3", "--slots=4"]).exit_code == 0
+
+
+def test_bench_needs_a_model(tmp_path: Path) -> None:
+    """One line with the folder's name."""
+    done = CliRunner().invoke(app, ["bench", str(tmp_path)])
+    assert done.exit_code == 1
+    assert f"{tmp_path} is no Hugging Face directory" in done.output
