@@ -328,7 +328,7 @@ class Runtime:
         words = "working" if report.working else report.because
         if words != self._said:
             self._said = words
-            self._log.info("working" if report.working else "not working", because=report.because)
+            self._log.debug("working" if report.working else "not working", because=report.because)
             self._status_at = 0.0
         now = self._clock()
         if ended is not None or now >= self._status_at:

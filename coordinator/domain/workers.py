@@ -8,7 +8,7 @@ from typing import Final
 from coordinator.domain.model import Worker, WorkerState
 
 _WHY_NOT: Final[Mapping[WorkerState, str]] = {
-    WorkerState.STANDBY: "fetching and confirming its first version",
+    WorkerState.STANDBY: "no version of a running job is confirmed in this session yet",
     WorkerState.DRAINING: "finishes its leases and leaves",
     WorkerState.QUARANTINED: "too many faults",
     WorkerState.GONE: "left or lost; join again to work",

@@ -53,13 +53,19 @@ async def _worker(reader: Reader, worker_id: str) -> Worker:
     return row
 
 
+async def _newest_confirmed(reader: Reader, worker_id: str) -> int | None:
+    """The version it confirmed last, of whichever job it serves now."""
+    last = await reader.select(Holding, worker_id=worker_id, order_by="-confirmed_at", limit=1)
+    return last[0].version if last else None
+
+
 async def _line(reader: Reader, row: Worker) -> dict[str, Any]:
     shown = ("id", "name", "owner", "reason", "state_since", "joined_at", "last_seen_at", "engine", "price_uusd_per_hour")
     more = ("max_slots", "tokens_per_s", "activity", "strikes")
     return {
         **{name: getattr(row, name) for name in (*shown, *more)},
         "state": row.state.value,
-        "version": await reader.highest(Holding, "version", worker_id=row.id),
+        "version": await _newest_confirmed(reader, row.id),
         "live_leases": await reader.count(Lease, worker_id=row.id, state=LeaseState.LIVE),
         "accepted_rollouts": await reader.count(Rollout, worker_id=row.id, state=ACCEPTED),
     }

@@ -12,8 +12,8 @@ from coordinator.wire.signing import NONCE_KEPT_S
 class ProtocolLimits:
     """Limits of the worker protocol's HTTP side."""
 
-    per_key_rate_s: float = 50.0
-    per_key_burst: float = 200.0
+    per_key_rate_s: float = 200.0  # a fast engine on a tiny model submits in small steps
+    per_key_burst: float = 800.0
     per_address_rate_s: float = 2000.0  # many workers may stand behind one address
     per_address_burst: float = 4000.0
     failures_rate_s: float = 20.0  # requests of one address that could not be authenticated

@@ -333,7 +333,7 @@ class WorkerSummary(RestAnswer):
     tokens_per_s: float
     activity: str
     strikes: int
-    version: int | None = Field(description="newest version it confirmed, of any job")
+    version: int | None = Field(description="the version it confirmed last, of the job it serves now")
     live_leases: int
     accepted_rollouts: int
 

@@ -107,8 +107,12 @@ async def served_certificate(base: URL) -> str:
     try:
         async with asyncio.timeout(_LIMIT_S):
             _, writer = await asyncio.open_connection(base.host, base.port, ssl=context, server_hostname=base.host)
+    except ssl.SSLError as error:
+        words = f"{base} does not speak TLS ({error.reason}): if the coordinator serves plain HTTP, write http:// in the URL"
+        raise CallError(Outcome.TRY_AGAIN, "unreachable", words) from error
     except (OSError, TimeoutError) as error:
-        raise CallError(Outcome.TRY_AGAIN, "unreachable", f"{base} cannot be reached: {error}") from error
+        words = f"{base} cannot be reached: {error or type(error).__name__}; check the URL, and that the coordinator runs"
+        raise CallError(Outcome.TRY_AGAIN, "unreachable", words) from error
     certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     writer.close()
     return hashlib.sha256(certificate).hexdigest()
