@@ -18,6 +18,7 @@ from coordinator.service.recording import record_event
 
 log = structlog.get_logger()
 TURN_S = 2.0
+STARTS_MOST = 3  # drivers lost to a passed deadline between two steps, before the job is paused
 LIVE = [state for state in JobState if state not in TERMINAL[JobState]]
 
 
@@ -28,6 +29,7 @@ class JobsLoop:
         self._deps = deps
         self._tools = tools
         self._drivers: dict[str, asyncio.Task[None]] = {}
+        self._starts: dict[str, tuple[int, int]] = {}  # job id -> (committed steps, drivers lost to a deadline there)
 
     async def run(self) -> None:
         """For ever; cancelling it cancels the drivers and waits for them."""
@@ -68,11 +70,23 @@ class JobsLoop:
             if not task.done():
                 continue
             error = asyncio.CancelledError("its driver was cancelled") if task.cancelled() else task.exception()
-            if error is not None:
+            if error is not None and await self._may_start_again(job_id, error):
+                log.warning("driver_starts_again", job=job_id, reason=_innermost(error))
+            elif error is not None:
                 log.error("driver_failed", job=job_id, exc_info=error)
                 words = f"internal error, nothing is lost: {_innermost(error)}; see the coordinator's log, then resume"
                 await self._pause(job_id, words)
             del self._drivers[job_id]  # only now: it is not started again before the pause is on record
+
+    async def _may_start_again(self, job_id: str, error: BaseException) -> bool:
+        """A deadline that passed is no fault of the job: a host that was suspended, or a busy disk. A few tries between two steps."""
+        if not all(isinstance(leaf, TimeoutError) for leaf in _leaves(error)):
+            return False
+        job = await self._deps.store.read(lambda r: r.get(Job, job_id))
+        step = -1 if job is None else job.committed_steps
+        before, tries = self._starts.get(job_id, (step, 0))
+        self._starts[job_id] = (step, tries + 1 if before == step else 1)
+        return self._starts[job_id][1] <= STARTS_MOST
 
     async def _pause(self, job_id: str, reason: str) -> None:
         async def save(tx: Tx) -> None:
@@ -128,6 +142,12 @@ class JobsLoop:
 async def _progressed_at(reader: Reader, job: Job) -> float:
     last = await reader.get(Batch, job.id, job.committed_steps - 1) if job.committed_steps else None
     return job.state_since if last is None or last.committed_at is None else last.committed_at
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
 
 
 def _innermost(error: BaseException) -> str:

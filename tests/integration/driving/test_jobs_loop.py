@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from coordinator import jobs_loop
 from coordinator.domain.model import Job, JobState, WorkerSession
 from coordinator.jobs_loop import JobsLoop
 from coordinator.service import recording, spending
@@ -132,3 +133,38 @@ async def test_a_deadline_pauses(deps: Deps) -> None:
     assert await spending.over_budget(deps, late)
     paused = await row(deps, job_id)
     assert (paused.state, "deadline_hours" in paused.reason) == (JobState.PAUSED, True)
+
+
+class Late(PretendPlane):
+    """A plane whose prompts are late, as after a suspended host: the first `times` calls from the second on."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.calls = 0
+        self.times = times
+
+    async def prompts(self, split, indices):
+        self.calls += 1
+        if 1 < self.calls <= 1 + self.times:
+            raise TimeoutError("a read did not finish in time")
+        return await super().prompts(split, indices)
+
+
+@pytest.mark.parametrize(("times", "end"), [(1, JobState.COMPLETED), (100, JobState.PAUSED)])
+async def test_a_passed_deadline_is_no_fault_of_the_job(deps: Deps, monkeypatch, times: int, end: JobState) -> None:
+    """The driver starts again, and the job goes on; when that does not help, the job pauses with the words."""
+    monkeypatch.setattr(jobs_loop, "TURN_S", 0.02)
+    await submit(deps, config())
+    plane = Late(times)
+    loop = asyncio.create_task(JobsLoop(deps, Tools(PretendLearners(), PretendPublisher(), plane)).run())
+    workers = asyncio.create_task(pretend_workers(deps, "j1"))
+    try:
+        await until(deps, "j1", end)
+    finally:
+        for task in (loop, workers):
+            task.cancel()
+        await asyncio.gather(loop, workers, return_exceptions=True)
+    job = await row(deps, "j1")
+    assert plane.calls > 2
+    assert job.reason.startswith("internal error, nothing is lost: TimeoutError") is (end is JobState.PAUSED)
+    await check(deps, job)
