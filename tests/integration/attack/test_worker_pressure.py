@@ -148,10 +148,12 @@ async def test_a_thousand_joins_are_a_thousand_sessions_of_one_worker(coordinato
 @pytest.mark.parametrize("limits", [ProtocolLimits(per_key_rate_s=5.0, per_key_burst=20.0)])
 async def test_a_flood_of_one_key_is_put_off_with_a_time_and_costs_no_strike(coordinator: Any, stranger: Any, limits: Any) -> None:
     worker = await stranger().ready()
+    begun = asyncio.get_running_loop().time()
     replies = await asyncio.gather(*(worker.call("account", b"{}") for _ in range(200)))
+    took_s = asyncio.get_running_loop().time() - begun
     statuses = [reply.status for reply in replies]
     assert set(statuses) == {200, 429}
-    assert statuses.count(200) <= 25
+    assert statuses.count(200) <= 20 + 5 * took_s + 1  # burst and what the bucket refilled meanwhile
     assert all("Retry-After" in reply.headers for reply in replies if reply.status == 429)
     assert (await coordinator.get(Worker, worker.id)).strikes == 0
 
