@@ -95,6 +95,7 @@ async def _granted(liar: Any) -> Any:
     return None
 
 
+@pytest.mark.long
 def test_lies_in_submissions_lead_to_quarantine_and_the_honest_one_finishes(cluster: Cluster, tiny_model: Path) -> None:
     job = cluster.submit(scripted_job(tiny_model, budget={"steps": 14}))
     said = asyncio.run(_tell_all_lies(outsider(cluster)))

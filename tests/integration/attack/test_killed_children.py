@@ -52,6 +52,7 @@ def ends_sound(cluster: Cluster, job: str, planned: int, *, within_s: float = 90
     assert result["ok"], result["findings"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("turns", [1, pytest.param(4, marks=pytest.mark.long)])
 def test_encoder_graders_and_learner_are_killed(cluster: Cluster, tiny_model: Path, turns: int) -> None:
     """Each of the coordinator's children, all of a kind at once, at different steps. None of it may end the job."""
@@ -69,6 +70,7 @@ def test_encoder_graders_and_learner_are_killed(cluster: Cluster, tiny_model: Pa
     assert all(count >= turns for count in killed.values()), killed
 
 
+@pytest.mark.long
 def test_an_encoder_that_is_killed_while_it_encodes_is_started_again(cluster: Cluster, tiny_model: Path) -> None:
     """Stopped first, so that it has the request and no answer yet."""
     job = cluster.submit(scripted_job(tiny_model, budget={"steps": 10}))
@@ -86,6 +88,7 @@ def stop_for(pid: int, seconds: float) -> None:
     os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.long
 def test_a_coordinator_that_stood_still_loses_no_worker_and_no_work(cluster: Cluster, tiny_model: Path) -> None:
     """Longer than silence is borne (1.75 s at this beat): what it did not hear meanwhile is not the workers' fault."""
     job = cluster.submit(scripted_job(tiny_model, budget={"steps": 12}))
