@@ -100,10 +100,11 @@ def publication(deps: Deps, version: int) -> Publication:
 async def take_steps(deps: Deps) -> None:
     """The learner, as the coordinator sees it: a batch goes in, TRAIN_S later the step is committed."""
     with deps.wake.watch(JOB) as watch:
+        known: sealing.Known = {}
         while True:
             job = await deps.store.read(lambda reader: reader.get(Job, JOB))
             assert job is not None
-            batch = await sealing.seal_next(deps, job, waited_s=0.0)
+            batch = (await sealing.seal_next(deps, job, known, waited_s=0.0)).batch
             if batch is None:
                 await watch.wait(1.0)
                 continue
