@@ -72,7 +72,9 @@ async def _grade_group(deps: Deps, plane: DataPlane, group: Group, rollouts: Seq
 async def _save(tx: Tx, job: Job, outcomes: Sequence[tuple[Rollout, Graded]], *, now: float) -> None:
     """Write outcomes of rollouts that are still accepted, then close the groups that became whole."""
     touched: dict[str, None] = {}
-    fresh = {(r.group_id, r.slot) for r in await tx.select(Rollout, job_id=job.id, state=RolloutState.ACCEPTED)}
+    ids = sorted({rollout.group_id for rollout, _ in outcomes})
+    still = await tx.select(Rollout, group_id=ids, state=RolloutState.ACCEPTED) if ids else []
+    fresh = {(r.group_id, r.slot) for r in still}
     done = [(r, g) for r, g in outcomes if (r.group_id, r.slot) in fresh]
     rows = [
         replace(
