@@ -109,6 +109,15 @@ class PeerSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkSettings:
+    """What weights may take of this worker's link; None: not limited. Uploads stop once the month's bytes are used, downloads go on."""
+
+    up_bytes_per_s: float | None = None
+    down_bytes_per_s: float | None = None
+    month_bytes: int | None = None  # uploads, a calendar month in UTC
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerSettings:
     """Everything `join` needs."""
 
@@ -120,6 +129,7 @@ class WorkerSettings:
     state_dir: Path
     engine: EngineSettings = EngineSettings()
     peer: PeerSettings = PeerSettings()
+    link: LinkSettings = LinkSettings()
     insecure_http: bool = False
     drain_s: float = 120.0
     crash_at: tuple[str, int] | None = None
@@ -154,6 +164,14 @@ def peer_settings(host: str, port: int) -> PeerSettings:
         raise ConfigError(f"--peer-host {host!r} must be an IP address literal: other workers do not resolve names") from error
     bind = "127.0.0.1" if address.is_loopback and address.version == 4 else "::" if address.version == 6 else "0.0.0.0"  # noqa: S104
     return PeerSettings(host, port, bind)
+
+
+def link_settings(up_mbit: float, down_mbit: float, month_gb: float) -> LinkSettings:
+    """Limits from Mbit/s and GB (1e9 bytes) a month; 0 means not limited. Raises ConfigError."""
+    for option, value in (("--up-mbit", up_mbit), ("--down-mbit", down_mbit), ("--up-gb-per-month", month_gb)):
+        if not (value == 0 or 0.1 <= value <= 1e6):
+            raise ConfigError(f"{option} {value:g} must be 0 (not limited) or lie between 0.1 and 1000000")
+    return LinkSettings(up_mbit * 125_000 or None, down_mbit * 125_000 or None, int(month_gb * 1e9) or None)
 
 
 def remember_coordinator(state_dir: Path, url: str, key: str) -> None:

@@ -15,6 +15,8 @@ class DemoOptions:
     steps: int = 150
     staleness: int = 3
     kill_a_worker: bool = False
+    churn: bool = False
+    link_mbit: float = 0.0  # each worker's link for weights, both ways; 0: not limited
     model: Path | None = None
     environment: str = "digit_sort"
     train: Path | None = None

@@ -13,6 +13,16 @@ ENDS = 10  # steps that "first" and "last" average over; fewer in a short run, s
 
 
 @dataclass(frozen=True, slots=True)
+class Churned:
+    """What was done to the workers on the way."""
+
+    away: frozenset[str] = frozenset()  # killed, and not back at the end
+    kills: int = 0
+    rejoins: int = 0
+    longest_absence: int = 0  # steps
+
+
+@dataclass(frozen=True, slots=True)
 class Told:
     """Everything that was read at the end."""
 
@@ -21,7 +31,7 @@ class Told:
     series: Mapping[str, Points]  # metric name -> (step, value)
     audit: Mapping[str, Any]
     wall_s: float
-    killed: str | None
+    churned: Churned
 
 
 def mean(values: Sequence[float]) -> float | None:
@@ -68,9 +78,14 @@ def build(told: Told) -> dict[str, Any]:
         "rejected": rejected(work),
         "refused": work["refused"],
         "workers": [_worker(worker) for worker in told.workers],
-        "killed_worker": told.killed,
+        "killed_worker": min(told.churned.away, default=None),
+        "kills": told.churned.kills,
+        "rejoins": told.churned.rejoins,
+        "longest_absence": told.churned.longest_absence,
+        "versions_behind": _behind(told),
         "bytes_to_workers": sum(h["fetched_bytes"] for w in told.workers for h in w["holdings"]),
         "bytes_from_peers": sum(h["fetched_from_peers_bytes"] for w in told.workers for h in w["holdings"]),
+        "bytes_saved": _saved(told),
         "simulated_cost_usd": uusd_to_usd(told.job["cost_estimate_uusd"]),
         "audit_ok": told.audit["ok"],
         "audit_counts": told.audit["counts"],
@@ -84,6 +99,22 @@ def rejected(work: Mapping[str, Any]) -> dict[str, int]:
     for code, count in work["refused"].items():
         reasons[code] = reasons.get(code, 0) + count
     return reasons
+
+
+def _behind(told: Told) -> int | None:
+    """How many versions behind the newest the slowest worker alive ended; None if one holds none."""
+    newest = told.job["newest_version"]
+    held = [worker["version"] for worker in told.workers if worker["name"] not in told.churned.away]
+    return None if newest is None or None in held or not held else newest - min(held)
+
+
+def _saved(told: Told) -> int | None:
+    """Bytes that full snapshots would have taken for the versions that workers fetched, less those that they fetched."""
+    full = dict(told.series.get("publish/bytes_full", ()))
+    holdings = [holding for worker in told.workers for holding in worker["holdings"]]
+    if not full:
+        return None
+    return int(sum(full.get(holding["version"], 0.0) - holding["fetched_bytes"] for holding in holdings))
 
 
 def _worker(worker: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from coordinator.commands.connection import Connection, find
 from coordinator.commands.job_file import check_reward_code, upload_names
 from coordinator.commands.output import console, errors, show_json
 from coordinator.demo import picture, report
+from coordinator.demo.churn import Change, churn, longest_absence, one_kill
 from coordinator.demo.job import DemoOptions, demo_job
 from coordinator.demo.processes import Child, DemoFailed, program
 from coordinator.demo.view import ages, progress, view
@@ -35,7 +37,7 @@ LIMIT_S = 6 * 3600.0
 PRICES = (0.12, 0.20, 0.35, 0.00, 0.48, 0.27)  # USD per hour; one volunteer
 ENDED = ("completed", "failed", "cancelled")
 REASONS = {"no_signal": "in groups whose rewards were all equal (no_signal)"}
-SERIES = ("reward/all/mean", "eval/all/mean", "time/step", "time/wait_for_batch")
+SERIES = ("reward/all/mean", "eval/all/mean", "time/step", "time/wait_for_batch", "publish/bytes_full")
 
 
 def run_demo(options: DemoOptions) -> None:
@@ -169,8 +171,12 @@ class _Demo:
         self._children = children
         self._say = errors if options.as_json else console
         self._said_at_s = -SAY_S
-        self._workers: list[Child] = []
-        self._killed: str | None = None
+        self._workers: dict[int, Child] = {}  # by place
+        self._away: set[str] = set()  # killed, and not back
+        self._plan = churn(options.workers, options.steps, options.seed) if options.churn else []
+        self._plan += one_kill(options.steps) if options.kill_a_worker else []
+        self._changes: list[Change] = []  # those that were made
+        self._code = ""
 
     async def run(self) -> report.Told:
         begun = time.monotonic()
@@ -181,10 +187,11 @@ class _Demo:
             await upload_names(client, job, Path.cwd())
             job_id = (await client.post("/jobs", job))["id"]
             invite = await client.post("/invites", {"max_uses": self._options.workers, "owner": "demo", "jobs": [job_id]})
+            self._code = invite["code"]
             for place in range(self._options.workers):
-                self._join(place, connection, invite["code"])
+                self._join(place, connection)
             with Live(console=self._say, refresh_per_second=4) if self._say.is_terminal else nullcontext() as live:
-                await self._follow(client, job_id, live, begun)
+                await self._follow(client, connection, job_id, live, begun)
             return await self._told(client, job_id, time.monotonic() - begun)
 
     def _serve(self) -> None:
@@ -201,24 +208,19 @@ class _Demo:
             await asyncio.sleep(0.1)
         return find(None, None, home)
 
-    def _join(self, place: int, connection: Connection, code: str) -> None:
+    def _join(self, place: int, connection: Connection) -> None:
         name = f"worker-{place + 1}"
         command = [program("echo2-worker"), "join", connection.url, "--name", name, "--price", f"{PRICES[place % len(PRICES)]:.2f}"]
-        command += [
-            "--state-dir",
-            str(self._work / name),
-            "--engine",
-            "torch",
-            "--peer-host",
-            "127.0.0.1",
-            "--peer-port",
-            str(free_port()),
-        ]
-        child = Child(name, command, self._work / f"{name}.log", {"ECHO2_INVITE": code})
+        command += ["--state-dir", str(self._work / name), "--engine", "torch"]
+        command += ["--peer-host", "127.0.0.1", "--peer-port", str(free_port())]
+        if self._options.link_mbit:
+            command += ["--up-mbit", f"{self._options.link_mbit:g}", "--down-mbit", f"{self._options.link_mbit:g}"]
+        child = Child(name, command, self._work / f"{name}.log", {"ECHO2_INVITE": self._code})
         self._children.append(child)
-        self._workers.append(child)
+        self._workers[place] = child
+        self._away.discard(name)
 
-    async def _follow(self, client: RestClient, job_id: str, live: Live | None, begun: float) -> None:
+    async def _follow(self, client: RestClient, connection: Connection, job_id: str, live: Live | None, begun: float) -> None:
         until = time.monotonic() + LIMIT_S
         while True:
             job = await client.get(f"/jobs/{job_id}")
@@ -226,7 +228,7 @@ class _Demo:
             series = {name: await _points(client, job_id, name) for name in SERIES}
             elapsed_s = time.monotonic() - begun
             if live is not None:
-                live.update(view(job, workers, series, elapsed_s=elapsed_s, killed=self._killed))
+                live.update(view(job, workers, series, elapsed_s=elapsed_s, killed=self._away))
             elif elapsed_s - self._said_at_s >= SAY_S or job["state"] in ENDED:
                 self._said_at_s = elapsed_s
                 self._say.print(progress(job, series["reward/all/mean"], elapsed_s))
@@ -238,21 +240,29 @@ class _Demo:
                 raise DemoFailed(
                     f"no worker joined within {JOINED_S:.0f} s: {self._workers[0].last_words()}; logs are in {self._work}"
                 )
-            self._kill_if_due(job)
+            self._make_changes(job["committed_steps"], connection)
             self._check_children(until)
             await asyncio.sleep(POLL_S)
 
-    def _kill_if_due(self, job: Mapping[str, Any]) -> None:
-        due = self._options.kill_a_worker and self._killed is None and job["committed_steps"] >= max(1, self._options.steps // 3)
-        if due:
-            self._killed = self._workers[0].name
-            self._workers[0].kill()
+    def _make_changes(self, step: int, connection: Connection) -> None:
+        """Kill and bring back whoever is due."""
+        due = [change for change in self._plan if change.step <= step]
+        self._plan = [change for change in self._plan if change.step > step]
+        for change in due:
+            child = self._workers[change.place]
+            if change.kind == "kill":
+                self._away.add(child.name)
+                child.kill()
+                self._children.remove(child)
+            else:
+                self._join(change.place, connection)
+            self._changes.append(replace(change, step=step))
 
     def _check_children(self, until: float) -> None:
         if time.monotonic() > until:
             raise DemoFailed(f"the demo did not end within {LIMIT_S:.0f} s; logs are in {self._work}")
         for child in self._children:
-            if child.ended is not None and child.name != self._killed:
+            if child.ended is not None:
                 raise DemoFailed(f"{child.name} ended with code {child.ended}: {child.last_words()}; its log is {child.log}")
 
     async def _told(self, client: RestClient, job_id: str, wall_s: float) -> report.Told:
@@ -260,7 +270,10 @@ class _Demo:
         pool = (await client.get("/workers"))["workers"]
         workers = [await client.get(f"/workers/{worker['id']}") for worker in sorted(pool, key=lambda w: str(w["name"]))]
         series = {name: await _points(client, job_id, name) for name in SERIES}
-        return report.Told(job, workers, series, await client.get(f"/jobs/{job_id}/audit"), wall_s, self._killed)
+        audit = await client.get(f"/jobs/{job_id}/audit")
+        kills = sum(change.kind == "kill" for change in self._changes)
+        churned = report.Churned(frozenset(self._away), kills, len(self._changes) - kills, longest_absence(self._changes))
+        return report.Told(job, workers, series, audit, wall_s, churned)
 
 
 async def _points(client: RestClient, job_id: str, name: str) -> list[tuple[int, float]]:
@@ -295,12 +308,18 @@ def summary(result: Mapping[str, Any]) -> Sequence[str]:
     ends = result["reward_ends_steps"]
     first_and_last = f"first and last {ends} steps" if ends > 1 else "first and last step"
     killed = f"; {result['killed_worker']} was killed on the way" if result["killed_worker"] else ""
+    if result["rejoins"]:
+        killed = (
+            f"; {result['kills']} times a worker was killed and {result['rejoins']} times one came back, after {result['longest_absence']} "
+            f"steps at most; everyone alive ended {result['versions_behind']} versions behind at most"
+        )
     return (
         f"reward {shown(result['reward_first10'])} -> {shown(result['reward_last10'])} (sampled, {first_and_last}); "
         f"greedy held-out {shown(result['greedy_before'])} -> {shown(result['greedy_after'])}",
         f"staleness at most {result['max_staleness']} of {result['S']} allowed; groups by age {ages(result['staleness_histogram'])}",
         f"learner busy {shown(result['learner_utilisation'], '.0%')}; {result['workers_contributing']} workers contributed{killed}; "
         f"{result['admitted']} rollouts trained; not trained: {rejected}",
-        f"weights {result['bytes_to_workers'] / 1e6:.1f} MB to workers, {result['bytes_from_peers'] / 1e6:.1f} MB of them from peers; "
+        f"weights {result['bytes_to_workers'] / 1e6:.1f} MB to workers, {result['bytes_from_peers'] / 1e6:.1f} MB of them from peers, "
+        f"{shown(result['bytes_saved'] and result['bytes_saved'] / 1e6, '.1f')} MB less than full snapshots; "
         f"simulated cost ${result['simulated_cost_usd']:.4f}; audit {'sound' if result['audit_ok'] else 'BROKEN'}; {result['wall_s']:.0f} s",
     )

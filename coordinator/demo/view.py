@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group
@@ -34,7 +34,7 @@ def view(
     series: Mapping[str, Points],
     *,
     elapsed_s: float,
-    killed: str | None,
+    killed: Collection[str],
 ) -> Group:
     """One frame; the learner's share is counted as in the report."""
     smooth = moving_average(series.get("reward/all/mean", ()), ENDS)
@@ -69,14 +69,14 @@ def ages(histogram: Mapping[str, int]) -> str:
     return "  ".join(f"{age}: {histogram[age]}" for age in sorted(histogram, key=int)) or "none yet"
 
 
-def _workers(workers: Sequence[Mapping[str, Any]], killed: str | None) -> Table:
+def _workers(workers: Sequence[Mapping[str, Any]], killed: Collection[str]) -> Table:
     """One line a worker, whatever it says: the frame must fit a small terminal."""
     table = Table(header_style="bold", expand=True)
     for column in ("worker", "state", "version", "tok/s", "price", "accepted"):
         table.add_column(column, no_wrap=True)
     table.add_column("doing", ratio=1, no_wrap=True, overflow="ellipsis")  # what is left of the line
     for worker in sorted(workers, key=lambda w: str(w["name"])):
-        is_killed = worker["name"] == killed
+        is_killed = worker["name"] in killed
         table.add_row(
             worker["name"],
             "killed" if is_killed else worker["state"],

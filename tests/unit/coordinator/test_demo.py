@@ -32,16 +32,21 @@ def told(**changes) -> report.Told:
             "refused": {"lease_expired": 2, "no_signal": 1},
         },
         "cost_estimate_uusd": 1500,
+        "newest_version": 3,
     }
     worker = {
         "name": "a",
+        "version": 3,
         "price_uusd_per_hour": 350_000,
         "accepted_rollouts": 9,
         "accepted_tokens": 90,
         "tokens_per_s": 3.0,
         "active_s": 2.0,
         "cost_estimate_uusd": 194,
-        "holdings": [{"fetched_bytes": 100, "fetched_from_peers_bytes": 40}, {"fetched_bytes": 10, "fetched_from_peers_bytes": 0}],
+        "holdings": [
+            {"version": 3, "fetched_bytes": 100, "fetched_from_peers_bytes": 40},
+            {"version": 2, "fetched_bytes": 10, "fetched_from_peers_bytes": 0},
+        ],
     }
     series = {
         "reward/all/mean": [(0, 0.1), (1, 0.2), (2, 0.6)],
@@ -55,7 +60,7 @@ def told(**changes) -> report.Told:
         "series": series,
         "audit": {"ok": True, "counts": {"issued": 7}},
         "wall_s": 12.5,
-        "killed": None,
+        "churned": report.Churned(),
     }
     return report.Told(**{**values, **changes})
 
@@ -73,6 +78,21 @@ def test_report() -> None:
     assert built["rejected"] == {"no_signal": 5, "lease_expired": 2}
     assert (built["bytes_to_workers"], built["bytes_from_peers"]) == (110, 40)
     assert built["simulated_cost_usd"] == 0.0015
+
+
+def test_churn_is_told_and_bytes_are_compared_with_full_snapshots() -> None:
+    """The slowest of those alive counts; what each fetched version would have taken as a full snapshot, less what it took."""
+    there = told().workers[0]
+    workers = [{**there, "version": 3}, {**there, "name": "b", "version": 1}, {**there, "name": "gone", "version": 0}]
+    series = {**told().series, "publish/bytes_full": [(0, 900.0), (2, 1000.0), (3, 1000.0)]}
+    churned = report.Churned(frozenset({"gone"}), kills=5, rejoins=4, longest_absence=30)
+    built = report.build(told(workers=workers, series=series, churned=churned, job={**told().job, "newest_version": 3}))
+    assert (built["kills"], built["rejoins"], built["longest_absence"]) == (5, 4, 30)
+    assert built["versions_behind"] == 2
+    assert built["bytes_saved"] == 3 * (2000 - 110)
+    words = "\n".join(summary(built))
+    assert "5 times a worker was killed and 4 times one came back" in words
+    assert "2 versions behind" in words
 
 
 def test_nothing_measured_is_null() -> None:
@@ -110,14 +130,14 @@ def test_first_and_last_never_overlap(steps: int, ends: int) -> None:
 
 def test_summary_speaks_in_words() -> None:
     """Ages as counts, the reason for groups left out in words, and the worker that was killed."""
-    lines = "\n".join(summary(report.build(told(killed="worker-1"))))
+    lines = "\n".join(summary(report.build(told(churned=report.Churned(frozenset({"worker-1"}), kills=1)))))
     assert "groups by age 0: 4  1: 2" in lines
     assert "5 in groups whose rewards were all equal (no_signal), 2 lease_expired" in lines
     assert "worker-1 was killed on the way" in lines
     assert "first and last step)" in lines
 
 
-def frame(workers: list[dict[str, object]], *, killed: str | None, width: int) -> list[str]:
+def frame(workers: list[dict[str, object]], *, killed: set[str], width: int) -> list[str]:
     """The live view's lines on a terminal of this width."""
     job = {
         "name": "demo",
@@ -137,7 +157,7 @@ def test_a_frame_has_one_line_for_each_worker() -> None:
     """Long words are cut, figures are not; a killed worker says so; the learner's share is the report's."""
     row = {"state": "active", "version": 2, "tokens_per_s": 1234.5, "price_uusd_per_hour": 350_000, "accepted_rollouts": 77}
     workers = [{**row, "name": f"worker-{n}", "activity": "word " * 40, "reason": ""} for n in (1, 2)]
-    lines = frame(workers, killed="worker-2", width=80)
+    lines = frame(workers, killed={"worker-2"}, width=80)
     assert len(lines) == 6 + 6
     one, two = (line for line in lines if "worker-" in line)
     assert all(figure in one for figure in ("active", "1234", "$0.35/h", "77", "…"))

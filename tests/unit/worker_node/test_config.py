@@ -111,6 +111,14 @@ def test_peers_are_served_where_they_can_reach() -> None:
     """Loopback stays on loopback; anything else listens everywhere."""
     assert config.peer_settings("127.0.0.1", 2000).bind == "127.0.0.1"
     assert config.peer_settings("192.0.2.7", 2000).bind == "0.0.0.0"
+
+
+def test_link_limits_are_bytes_and_none_means_no_limit() -> None:
+    """8 Mbit/s are 1e6 bytes a second; a GB is 1e9 bytes."""
+    assert config.link_settings(8, 0, 1.5) == config.LinkSettings(1e6, None, 1_500_000_000)
+    for wrong in ((-1, 0, 0), (0, 0.01, 0), (0, 0, float("nan")), (0, float("inf"), 0)):
+        with pytest.raises(config.ConfigError, match="must be 0"):
+            config.link_settings(*wrong)
     assert config.peer_settings("2001:db8::7", 2000).bind == "::"
 
 
