@@ -5,17 +5,18 @@ A delta encoding reads `base`, the same shard of the base version; a keyframe is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
 
 from p2p.codec import planes
-from p2p.codec.layout import Bytes, Chunk, Shard
+from p2p.codec.delta import Delta
+from p2p.codec.layout import Base, Bytes, Chunk, Shard
 from p2p.codec.pieces import Reader
 
-Base = Callable[[Shard], Bytes]
+__all__ = ["ENCODINGS", "Base", "Delta", "Encoding", "Planes", "Raw"]
 
 
 class Encoding(Protocol):
@@ -53,4 +54,4 @@ class Planes:
         return planes.decode(chunks, plan)
 
 
-ENCODINGS: Mapping[str, Encoding] = MappingProxyType({"raw": Raw(), "planes": Planes()})
+ENCODINGS: Mapping[str, Encoding] = MappingProxyType({"raw": Raw(), "planes": Planes(), "delta": Delta()})

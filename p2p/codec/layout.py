@@ -51,6 +51,9 @@ class Shard:
         return self.nbytes * 8 // BITS[self.dtype]
 
 
+Base = Callable[[Shard], Bytes]  # the same shard of a base version
+
+
 def ordered(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Tensors in layout order."""
     return sorted(tensors, key=lambda tensor: (-BITS[tensor.dtype], tensor.dtype, tensor.name))

@@ -21,7 +21,7 @@ def name(data: Chunk) -> Piece:
     return Piece(blake3(plain).hexdigest(), plain.nbytes)
 
 
-def verify(piece: Piece, data: bytes) -> None:
+def verify(piece: Piece, data: bytes | bytearray) -> None:
     """Return if `data` is the piece; raise PieceCorrupt if not. The size is compared before anything is hashed."""
     if len(data) != piece.size:
         raise PieceCorrupt(f"piece {piece.digest} must hold {piece.size} bytes, got {len(data)}")

@@ -8,12 +8,13 @@ match finding turned down, which leaves its Huffman stage: 1.334 bytes a paramet
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
-import zstandard
 
-from p2p.codec.layout import Bytes, Chunk, Shard, view
+from p2p.codec import frames
+from p2p.codec.layout import Bytes, Chunk, Shard
 from p2p.codec.pieces import Reader
 from p2p.errors import ApplyFailed
 
@@ -22,24 +23,11 @@ FLOATS_16 = frozenset({"BF16", "F16"})
 RECORD = struct.Struct("<BII")  # mode, elements, blob bytes
 BLOCK = 1 << 18  # elements turned at once: fits the cache
 
-_HUFFMAN = zstandard.ZstdCompressionParameters(
-    strategy=zstandard.STRATEGY_FAST,
-    window_log=17,
-    hash_log=6,
-    chain_log=6,
-    search_log=1,
-    min_match=7,
-    target_length=0,
-    write_content_size=True,
-    write_checksum=False,
-)
-_GENERIC_LEVEL = 1
-
 
 def encode(shards: Iterable[tuple[Shard, Bytes]]) -> Iterator[Chunk]:
     """Records of the shards, in order: header, blob. One shard is in memory at a time."""
     for shard, data in shards:
-        mode, blobs = _smallest(shard, data)
+        mode, blobs = smallest(shard, data)
         yield RECORD.pack(mode, shard.elements, sum(len(blob) for blob in blobs))
         yield from blobs
 
@@ -54,9 +42,9 @@ def decode(chunks: Iterable[Chunk], plan: Sequence[Shard]) -> Iterator[Bytes]:
             raise ApplyFailed(
                 f"{place} declares {elements} elements in {length} bytes; {shard.elements} in at most {shard.nbytes} are due"
             )
-        decoder = _DECODERS.get(mode)
+        decoder = DECODERS.get(mode)
         if decoder is None:
-            raise ApplyFailed(f"{place} has mode {mode}; known are {sorted(_DECODERS)}: update this program")
+            raise ApplyFailed(f"{place} has mode {mode}; known are {sorted(DECODERS)}: update this program")
         yield decoder(shard, reader.take(length, place), place)
     reader.finish()
 
@@ -83,16 +71,16 @@ def join(high: Bytes, low: Bytes) -> Bytes:
     return words.view(np.uint8)
 
 
-def _smallest(shard: Shard, data: Bytes) -> tuple[int, list[bytes | Bytes]]:
+def smallest(shard: Shard, data: Bytes) -> tuple[int, list[bytes | Bytes]]:
     """The mode that takes the fewest bytes, and its blob in parts."""
     data = np.ascontiguousarray(data)
     if shard.dtype in FLOATS_16:
         high, low = split(data)
-        packed = zstandard.ZstdCompressor(compression_params=_HUFFMAN).compress(view(high))
+        packed = frames.huffman(high)
         if len(packed) + len(low) < shard.nbytes:
             return PLANES, [packed, low]
         return STORED, [data]
-    packed = zstandard.ZstdCompressor(level=_GENERIC_LEVEL, write_content_size=True).compress(view(data))
+    packed = frames.packed(data)
     return (PACKED, [packed]) if len(packed) < shard.nbytes else (STORED, [data])
 
 
@@ -103,7 +91,7 @@ def _stored(shard: Shard, blob: bytes, place: str) -> Bytes:
 
 
 def _packed(shard: Shard, blob: bytes, place: str) -> Bytes:
-    return _unpack(blob, shard.nbytes, place)
+    return frames.unpack(blob, shard.nbytes, place)
 
 
 def _planes(shard: Shard, blob: bytes, place: str) -> Bytes:
@@ -113,21 +101,7 @@ def _planes(shard: Shard, blob: bytes, place: str) -> Bytes:
             f"{place} claims planes: {shard.dtype} must be one of {sorted(FLOATS_16)} and the blob hold {count} bytes or more"
         )
     view = memoryview(blob)
-    return join(_unpack(view[: len(blob) - count], count, place), np.frombuffer(view[len(blob) - count :], np.uint8))
+    return join(frames.unpack(view[: len(blob) - count], count, place), np.frombuffer(view[len(blob) - count :], np.uint8))
 
 
-_DECODERS: dict[int, Callable[[Shard, bytes, str], Bytes]] = {STORED: _stored, PACKED: _packed, PLANES: _planes}
-
-
-def _unpack(frame: bytes | memoryview, expected: int, place: str) -> Bytes:
-    """One zstd frame of exactly `expected` bytes: the declared size is compared before anything is allocated."""
-    try:
-        declared = zstandard.frame_content_size(frame)
-        if declared != expected:
-            raise ApplyFailed(f"{place} holds a zstd frame of {declared} bytes; {expected} are due")
-        plain = zstandard.ZstdDecompressor().decompress(frame, max_output_size=expected, allow_extra_data=False)
-    except zstandard.ZstdError as error:
-        raise ApplyFailed(f"{place} does not decompress: {error}") from error
-    if len(plain) != expected:
-        raise ApplyFailed(f"{place} decompresses to {len(plain)} bytes; {expected} are due")
-    return np.frombuffer(plain, np.uint8)
+DECODERS: Mapping[int, Callable[[Shard, bytes, str], Bytes]] = MappingProxyType({STORED: _stored, PACKED: _packed, PLANES: _planes})

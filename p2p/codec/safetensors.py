@@ -7,6 +7,7 @@ no holes, no overlap, nothing after the last tensor.
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ from p2p.domain import strict_json as js
 from p2p.domain.manifest import MAX_DIMENSIONS, MAX_TENSORS, MAX_TOTAL_BYTES, Tensor
 from p2p.errors import SnapshotError
 
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+SHARD_NAME = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 LENGTH = struct.Struct("<Q")
 MAX_HEADER_BYTES = 100_000_000
 METADATA = "__metadata__"
