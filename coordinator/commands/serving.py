@@ -28,6 +28,7 @@ from coordinator.errors import CannotServe
 from coordinator.store.errors import StoreError
 from coordinator.store.migrate import upgrade
 from coordinator.store.sql import open_store
+from p2p.adapters.control import stack
 
 if TYPE_CHECKING:
     from coordinator.app import Served
@@ -104,7 +105,8 @@ class Check:
 
 def doctor(settings: Settings, *, as_json: bool) -> None:
     """Print every check; exit code 1 when one fails."""
-    checks = [_python(), _names(), _torch(), _device(), _jail(), _disk(settings), _store(settings), check_port(settings)]
+    machine = [_python(), _names(), _torch(), _device(), _jail(), _peer_to_peer()]
+    checks = [*machine, _disk(settings), _store(settings), check_port(settings)]
     if as_json:
         show_json([asdict(check) for check in checks])
     else:
@@ -151,6 +153,12 @@ def _device() -> Check:
         True,
         f"{name} (torch {version})" if name else f"no GPU that torch {version} can use: the learner trains on the CPU",
     )
+
+
+def _peer_to_peer() -> Check:
+    """Never a failure: without libp2p, control messages go over HTTPS."""
+    is_there, line = stack.describe()
+    return Check("peer to peer", True, line if is_there else f"{line}. To add it: {stack.INSTALL}")
 
 
 def _jail() -> Check:

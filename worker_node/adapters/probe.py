@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.wire.messages import PROTOCOL_VERSION
 from coordinator.wire.signing import MAX_SKEW_S
+from p2p.adapters.control import stack
 from worker_node.adapters.coordinator_client import CoordinatorClient
 from worker_node.config import EngineSettings, Invite
 from worker_node.errors import CallError, TrustError
@@ -46,6 +47,7 @@ def check_machine(engine: EngineSettings, state_dir: Path) -> Iterator[Finding]:
     yield _disk(state_dir)
     yield _memory()
     yield _threads()
+    yield _peer_to_peer()
 
 
 async def check_coordinator(url: str, invite: Invite | None, *, insecure_http: bool) -> list[Finding]:
@@ -70,6 +72,14 @@ async def check_coordinator(url: str, invite: Invite | None, *, insecure_http: b
         Finding("OK", "protocol", f"version {PROTOCOL_VERSION}"),
         _clock(client.offset_s),
     ]
+
+
+def _peer_to_peer() -> Finding:
+    """Optional: without libp2p, control messages go through the coordinator."""
+    is_there, line = stack.describe()
+    if is_there:
+        return Finding("OK", "peer to peer", line)
+    return Finding("WARN", "peer to peer", line, f"it works like that; to add libp2p: {stack.INSTALL}")
 
 
 def worst(findings: list[Finding]) -> Literal["OK", "WARN", "FAIL"]:
