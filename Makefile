@@ -3,7 +3,14 @@ PY := .venv/bin/python
 export OMP_NUM_THREADS := 1
 ARGS ?=
 
-.PHONY: setup demo test test-all check bench clean
+.PHONY: setup p2p demo test test-all check bench clean bench-swarm bench-codec
+
+# libp2p, for control messages between peers. Optional: without it they go through the coordinator's HTTPS.
+INSTALL_P2P = .venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[p2p]' >.venv/p2p.log 2>&1 || { \
+  printf '%s\n' \
+    "libp2p was not installed (why: .venv/p2p.log). Everything works without it, over the coordinator's HTTPS." \
+    "It compiles fastecdsa, which needs a C compiler and the headers of GMP and Python. On Debian or Ubuntu:" \
+    "    apt-get install gcc libgmp-dev python3-dev && make p2p"; false; }
 
 setup: .venv/ready
 
@@ -11,7 +18,11 @@ setup: .venv/ready
 	@test -x $(PY) || python3 -m venv .venv
 	.venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
 	.venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,report,dev]'
+	@$(INSTALL_P2P) || true
 	@touch $@
+
+p2p:
+	@$(INSTALL_P2P)
 
 demo: setup
 	.venv/bin/echo2 demo $(ARGS)
@@ -20,6 +31,7 @@ check: setup
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+	.venv/bin/mypy --explicit-package-bases tests/bench
 	.venv/bin/lint-imports
 	$(PY) -m tests.file_length
 	$(PY) -m pytest tests/unit/domain tests/unit/p2p tests/unit/worker_node tests/unit/pricing -q \
@@ -37,3 +49,13 @@ bench: setup
 
 clean:
 	rm -rf .venv build dist echo2-demo
+
+# Needs root: network namespaces, tbf. `make bench-swarm ARGS='--runs 1 --scale 0.2'` for a quick look.
+bench-swarm: setup
+	$(PY) -m tests.bench.swarm --table $(ARGS)
+
+# Other codecs come with the bench extra. `make bench-codec ARGS='--slices DIR'` or `--model BASE_DIR NEW_DIR`; the default trains for minutes.
+BENCH_CODEC ?= --trained
+bench-codec: setup
+	.venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(PY) -m tests.bench codec $(if $(ARGS),$(ARGS),$(BENCH_CODEC))

@@ -25,14 +25,18 @@ from coordinator.adapters.learner_process import LearnerProcesses
 from coordinator.adapters.planes import JailedPlanes
 from coordinator.adapters.publisher import ProcessPublisher
 from coordinator.adapters.scratch import remove_scratch
+from coordinator.adapters.seeder_process import SeederProcess, SeederSettings
 from coordinator.api.listening import BACKLOG, connection_limits, listen
 from coordinator.api.rest import RUNNER_OPTIONS, add_rest_routes
 from coordinator.api.worker import add_worker_routes
 from coordinator.config import Settings
 from coordinator.errors import CannotServe
 from coordinator.jobs_loop import JobsLoop
+from coordinator.service.control_desk import control_desk
 from coordinator.service.deps import Deps, ServiceSettings
 from coordinator.service.driving import Tools
+from coordinator.service.forthcoming import hear
+from coordinator.service.seeding import keep_seeding
 from coordinator.service.sweeping import keep_sweeping, recover
 from coordinator.service.tidying import keep_tidy
 from coordinator.service.tokens import first_admin
@@ -41,6 +45,7 @@ from coordinator.store.errors import StoreError
 from coordinator.store.migrate import upgrade
 from coordinator.store.sql import open_store
 from coordinator.wire.signing import public_hex
+from p2p.adapters.control.desk import Desk
 from p2p.adapters.durable import write_durably
 from p2p.adapters.tls import self_signed, server_context
 
@@ -86,8 +91,9 @@ async def coordinator(settings: Settings) -> AsyncIterator[Served]:
         await first_admin(deps.store, token_file, now=deps.clock.now())
         await recover(deps)
         certificate, tls = await asyncio.to_thread(_tls, settings)
-        url = await _serve(settings, deps, certificate, tls, stack)
-        await _start_loops(settings, deps, stack)
+        seeder = SeederProcess(_seeder_settings(settings, deps))
+        url = await _serve(settings, deps, _Front(certificate, tls, control_desk(deps, seeder)), stack)
+        await _start_loops(settings, deps, seeder, stack)
         served = Served(url, os.getpid(), public_hex(deps.key), certificate, str(token_file))
         await asyncio.to_thread(write_durably, home / "serve.json", json.dumps(vars_of(served)).encode())
         yield served
@@ -155,12 +161,32 @@ def _fingerprint(path: Path) -> str:
     return load_pem_x509_certificate(path.read_bytes()).fingerprint(SHA256()).hex()
 
 
-async def _serve(
-    settings: Settings, deps: Deps, certificate: str | None, tls: ssl.SSLContext | None, stack: contextlib.AsyncExitStack
-) -> str:
+@dataclass(frozen=True, slots=True)
+class _Front:
+    """What the listener shows: its certificate, and who answers on the control plane."""
+
+    certificate: str | None
+    tls: ssl.SSLContext | None
+    answers: Desk
+
+
+def _seeder_settings(settings: Settings, deps: Deps) -> SeederSettings:
+    beside = 0 if settings.port == 0 else settings.port + 1
+    return SeederSettings(
+        store=settings.home / "pieces",
+        key_file=settings.home / "seeder.key",
+        coordinator_public_key=public_hex(deps.key),
+        host="127.0.0.1" if settings.host == "localhost" else settings.host,
+        port=beside if settings.seeder_port is None else settings.seeder_port,
+        up=settings.seeder_up_mbit * 125_000 or None,
+    )
+
+
+async def _serve(settings: Settings, deps: Deps, front: _Front, stack: contextlib.AsyncExitStack) -> str:
+    tls = front.tls
     app = web.Application(client_max_size=0)
     add_rest_routes(app, deps)
-    add_worker_routes(app, deps, certificate_sha256=certificate, trusts_proxy=settings.behind_proxy)
+    add_worker_routes(app, deps, certificate_sha256=front.certificate, trusts_proxy=settings.behind_proxy, answers=front.answers)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=5.0, **RUNNER_OPTIONS)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
@@ -176,8 +202,13 @@ async def _serve(
     return f"{'https' if tls else 'http'}://{host}:{port}"
 
 
-async def _start_loops(settings: Settings, deps: Deps, stack: contextlib.AsyncExitStack) -> None:
-    publisher = ProcessPublisher(settings.home / "pieces", deps.key, deps.clock)
+async def _start_loops(settings: Settings, deps: Deps, seeder: SeederProcess, stack: contextlib.AsyncExitStack) -> None:
+    def on_batch(text: str, signature: str) -> None:
+        """The seeder first: its word reaches the swarm in a round trip."""
+        seeder.batch(text, signature)
+        hear(deps, text, signature)
+
+    publisher = ProcessPublisher(settings.home / "pieces", deps.key, deps.clock, on_batch=on_batch)
     stack.push_async_callback(publisher.close)
     options = ("--crash-at", settings.learner_crash_at) if settings.learner_crash_at else ()
     tools = Tools(
@@ -188,6 +219,8 @@ async def _start_loops(settings: Settings, deps: Deps, stack: contextlib.AsyncEx
     loops: tuple[tuple[str, Callable[[], Awaitable[None]]], ...] = (
         ("jobs", JobsLoop(deps, tools).run),
         ("sweep", lambda: keep_sweeping(deps)),
+        ("seeder", seeder.run),
+        ("seeding", lambda: keep_seeding(deps, seeder)),
         ("tidy", lambda: keep_tidy(deps, publisher, remove_scratch)),
     )
     for name, loop in loops:

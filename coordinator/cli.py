@@ -29,6 +29,8 @@ app.add_typer(job_app, name="job")
 app.add_typer(worker_app, name="worker")
 app.add_typer(invite_app, name="invite")
 app.add_typer(token_app, name="token")
+weights_app = typer.Typer(no_args_is_help=True, help="A version of a model as a small change to another.")
+app.add_typer(weights_app, name="weights")
 
 Url = Annotated[str | None, typer.Option(help="Coordinator; default: the one serving from --data-dir.", envvar="ECHO2_URL")]
 Token = Annotated[str | None, typer.Option(help="REST token; default: the admin token in --data-dir.", envvar="ECHO2_TOKEN")]
@@ -100,7 +102,9 @@ def demo(
     staleness: Annotated[int, typer.Option(min=0, max=64, help="S, the staleness bound.")] = 3,
     kill_a_worker: Annotated[bool, typer.Option(help="Kill one worker with SIGKILL at a third of the steps.")] = False,
     churn: Annotated[bool, typer.Option(help="Workers are killed and come back all the time, one after 30 versions.")] = False,
-    link_mbit: Annotated[float, typer.Option(min=0, help="Each worker's link for weights, Mbit/s both ways; 0: not limited.")] = 0.0,
+    link_mbit: Annotated[
+        float, typer.Option(min=0, help="Each worker's link for weights, Mbit/s both ways; 0: not limited.")
+    ] = 0.0,
     model: Annotated[Path | None, typer.Option(help="Hugging Face directory; default: a toy made on the spot.")] = None,
     environment: Annotated[str, typer.Option(help='"digit_sort", "math" or "python:FILE:FUNCTION".')] = "digit_sort",
     train: Annotated[Path | None, typer.Option(help="Prompts for environments that need them (JSONL or Parquet).")] = None,
@@ -336,6 +340,50 @@ def token_revoke(token_id: str, url: Url = None, token: Token = None, data_dir: 
     """Revoke a token."""
     find(url, token, data_dir).run(lambda c: c.delete(f"/tokens/{token_id}"))
     console.print(f"token {token_id} is revoked")
+
+
+@weights_app.command("diff")
+def weights_diff(
+    base: Path,
+    new: Path,
+    out: Annotated[Path, typer.Option("-o", "--out", help="File to write.")],
+    effort: Annotated[str, typer.Option(help="auto | fast | grouped | dense: more time, fewer bytes.")] = "auto",
+    threads: Annotated[int, typer.Option(min=1, max=256, help="Threads that encode.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Write what makes the weights in NEW out of those in BASE (Hugging Face directories with safetensors)."""
+    from coordinator.commands import weights
+
+    weights.diff(base, new, out, effort=effort, threads=threads, as_json=as_json)
+
+
+@weights_app.command("apply")
+def weights_apply(
+    base: Path,
+    file: Path,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Directory to make.")],
+    as_json: AsJson = False,
+) -> None:
+    """Make the directory that FILE was made from; its safetensors files are the same byte for byte."""
+    from coordinator.commands import weights
+
+    weights.apply(base, file, out, as_json=as_json)
+
+
+@weights_app.command("inspect")
+def weights_inspect(file: Path, as_json: AsJson = False) -> None:
+    """What a file of `diff` holds: versions, changed share, modes, sizes."""
+    from coordinator.commands import weights
+
+    weights.inspect(file, as_json=as_json)
+
+
+@weights_app.command("verify")
+def weights_verify(paths: list[Path], as_json: AsJson = False) -> None:
+    """Check files of `diff` and Hugging Face directories, and say which versions they are. Exit code 1 when one is broken."""
+    from coordinator.commands import weights
+
+    weights.verify(paths, as_json=as_json)
 
 
 def _shown(value: Any, show: Callable[[Any], None], as_json: bool) -> None:

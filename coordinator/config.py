@@ -29,6 +29,10 @@ class Settings(BaseSettings):
     heartbeat_s: float = Field(10.0, gt=0, le=300)
     restart_grace_s: float = Field(60.0, ge=0, le=3600)
     peer_networks: tuple[str, ...] = Field((), description="private networks (CIDR) that workers may dial peers in")
+    seeder_port: int | None = Field(
+        None, ge=0, le=65535, description="where weights are served to workers; unset: port + 1; 0: a free one"
+    )
+    seeder_up_mbit: float = Field(0.0, ge=0, description="most that weights may take of the uplink; 0: no limit")
     grader_processes: int = Field(2, ge=1, le=64)
     max_running_jobs: int = Field(1, ge=1, le=64)
     minimum_free_bytes: int = Field(256 << 20, ge=0, description="below it jobs pause before anything can be lost")

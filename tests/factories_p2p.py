@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from p2p.adapters.piece_store import PieceStore
+from p2p.adapters.publish import Encoder
 from p2p.domain.dtypes import whole_bytes
-from p2p.domain.manifest import Piece
+from p2p.domain.hops import Hop, hops_of
+from p2p.domain.manifest import Edge, Manifest, Piece
 from p2p.errors import PieceAbsent
 
 Spec = tuple[str, tuple[int, ...], bytes]  # dtype, shape, little-endian bytes
@@ -67,6 +69,16 @@ def write_sharded(directory: Path, files: Sequence[Mapping[str, Spec]]) -> Path:
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     (directory / "config.json").write_bytes(b"{}")
     return directory
+
+
+def publish(directory: Path, store: Path, *, job_id: str, version: int, canary_ids: Sequence[int]) -> Manifest:
+    """Keyframes of a directory, as a job's first version is published."""
+    return Encoder(store).publish(directory, job_id=job_id, version=version, canary_ids=canary_ids)
+
+
+def by(manifest: Manifest, edge: Edge) -> list[Hop]:
+    """The path of one hop that takes an edge of the manifest."""
+    return [hop for hop in hops_of(manifest) if hop.edge is edge]
 
 
 class StoreSource:

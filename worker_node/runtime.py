@@ -139,6 +139,12 @@ class Runtime:
                 self._call(ev.Call.MANIFEST, self._epoch, self._fetch_manifest(instruction.version))
             case do.FetchPieces():
                 self._spawn(self._fetch_pieces(instruction.version))
+            case do.Weigh():
+                self._spawn(self._weigh(instruction.version))
+            case do.StopFetch():
+                self._swarm.stop_fetch()
+            case do.Prefetch():
+                self._spawn(self._swarm.prefetch(instruction.news, epoch=lambda: self._epoch))
             case do.SwapWeights():
                 self._spawn(self._swap(instruction))
             case do.SendConfirm():
@@ -222,6 +228,16 @@ class Runtime:
             self._books.fetch_ended()
         self._reach("worker.fetched")
         self._push(finished)
+
+    async def _weigh(self, version: Version) -> None:
+        """What a jump to a newer version would cost; where that cannot be learned, the running fetch goes on."""
+        try:
+            await self._swarm.offer(version, epoch=self._epoch)
+            left, jump = self._swarm.weigh(version)
+        except (SwarmError, CallError) as error:
+            self._log.debug("not weighed", version=str(version), reason=str(error))
+            left, jump = 0, 0
+        self._push(ev.Weighed(version, left, jump))
 
     async def _drop(self, versions: Collection[Version]) -> None:
         try:

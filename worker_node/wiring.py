@@ -9,7 +9,7 @@ from coordinator.wire.frames import encode_frame
 from worker_node.config import WorkerSettings
 from worker_node.domain import events as ev
 from worker_node.domain import instructions as do
-from worker_node.domain.weights import Version
+from worker_node.domain.weights import Forthcoming, Version
 
 
 def join_request(
@@ -51,6 +51,7 @@ def orders(reply: wire.HeartbeatReply) -> ev.BeatAnswered:
         versions=tuple(Version(notice.job_id, notice.version, notice.digest) for notice in reply.versions),
         cancelled=tuple(ev.CancelledLease(order.lease_id, order.reason) for order in reply.cancel),
         drain=reply.drain,
+        forthcoming=tuple(Forthcoming(one.job_id, one.version, one.base_digest, one.transfer) for one in reply.forthcoming),
     )
 
 
@@ -72,7 +73,9 @@ def confirm_message(confirm: do.SendConfirm) -> wire.Confirm:
         fetched_bytes=confirm.fetched_bytes,
         fetched_from_peers_bytes=confirm.from_peers_bytes,
         fetch_s=confirm.fetch_s,
+        assemble_s=confirm.assemble_s,
         apply_s=confirm.apply_s,
+        skipped=confirm.skipped,
     )
 
 

@@ -1,6 +1,7 @@
 """A process that encodes snapshots: one JSON request a line on standard input, one JSON answer a line on standard output.
 
-It ends when its input closes. The encoding itself is `p2p.adapters.publish`.
+Before the answer come the edges' piece batches, a line each that starts with BATCH_MARK. It ends when its input closes. The encoding
+itself is `p2p.adapters.publish`.
 """
 
 from __future__ import annotations
@@ -8,32 +9,67 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
-from p2p.adapters.publish import publish
+from p2p.adapters.publish import Base, Encoder
+from p2p.domain.manifest import Manifest
 from p2p.errors import SwarmError
+
+BATCH_MARK = b"batch "
 
 
 def main() -> None:
     """Answer until the input ends."""
+    encoders: dict[str, Encoder] = {}
     for line in sys.stdin:
-        sys.stdout.write(json.dumps(_answer(json.loads(line))) + "\n")
-        sys.stdout.flush()
+        request = json.loads(line)
+        encoder = encoders.setdefault(request["store"], Encoder(Path(request["store"])))
+        _say(json.dumps(_answer(encoder, request)))
 
 
-def _answer(request: dict[str, object]) -> dict[str, str]:
+def _answer(encoder: Encoder, request: dict[str, Any]) -> dict[str, Any]:
     try:
-        manifest = publish(
-            Path(str(request["directory"])),
-            Path(str(request["store"])),
-            job_id=str(request["job_id"]),
-            version=int(str(request["version"])),
-            canary_ids=tuple(request["canary_ids"]),  # type: ignore[arg-type]
-        )
+        return _publish(encoder, request) if request["kind"] == "publish" else _add_edges(encoder, request)
     except SwarmError as error:
         return {"error": f"{type(error).__name__}: {error}"}
     except OSError as error:
         return {"error": f"{type(error).__name__}: {error}", "errno": str(error.errno or 5)}
-    return {"manifest": manifest.to_json(), "digest": manifest.digest}
+
+
+def _publish(encoder: Encoder, request: dict[str, Any]) -> dict[str, Any]:
+    manifest = encoder.publish(
+        Path(request["directory"]),
+        job_id=request["job_id"],
+        version=request["version"],
+        canary_ids=tuple(request["canary_ids"]),
+        base=None if request["base"] is None else _base(request["base"]),
+        on_batch=_tell,
+    )
+    return {"manifest": manifest.to_json()}
+
+
+def _add_edges(encoder: Encoder, request: dict[str, Any]) -> dict[str, Any]:
+    hops = encoder.add_edges(
+        Path(request["directory"]),
+        Manifest.from_json(request["manifest"]),
+        bases=[_base(base) for base in request["bases"]],
+        keyframe=request["keyframe"],
+        on_batch=_tell,
+    )
+    return {"hops": [hop.to_json() for hop in hops]}
+
+
+def _base(fields: dict[str, Any]) -> Base:
+    return Base(fields["version"], fields["digest"], Path(fields["directory"]), fields["expected_bytes"])
+
+
+def _tell(batch: str) -> None:
+    _say(BATCH_MARK.decode() + batch)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

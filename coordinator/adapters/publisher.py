@@ -6,18 +6,25 @@ import asyncio
 import json
 import sys
 from asyncio.subprocess import Process
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from math import inf
 from pathlib import Path
+from typing import Any
 
 import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.adapters.child import child_environment
-from coordinator.service.job_ports import PublishFailed, PublishInterrupted, SignedManifest
+from coordinator.adapters.encode_child import BATCH_MARK
+from coordinator.service.job_ports import BaseSnapshot, PublishFailed, PublishInterrupted, SignedHop, SignedManifest
 from coordinator.service.ports import Clock
 from p2p.adapters.piece_store import PieceStore
+from p2p.domain.hops import hops_of, pieces_named
 from p2p.domain.manifest import Manifest
-from p2p.domain.signing import sign_manifest
+from p2p.domain.signing import sign_batch, sign_hop, sign_manifest
+
+OnBatch = Callable[[str, str], None]
 
 log = structlog.get_logger()
 LINE_LIMIT_BYTES = 64 << 20
@@ -27,7 +34,18 @@ TRIES = 3  # an encoder that was killed is started again: encoding the same dire
 class ProcessPublisher:
     """Keeps one encoder child, started on first use and after a failure."""
 
-    def __init__(self, store_dir: Path, key: Ed25519PrivateKey, clock: Clock, *, deadline_s: float = 1800.0) -> None:
+    def __init__(
+        self,
+        store_dir: Path,
+        key: Ed25519PrivateKey,
+        clock: Clock,
+        *,
+        on_batch: OnBatch = lambda *_: None,
+        deadline_s: float = 1800.0,
+    ) -> None:
+        """`on_batch` is told each piece batch (text, signature) while its edge is still being encoded."""
+        self._on_batch = on_batch
+        self._first_told_at = inf  # of the request under way
         self._store_dir = store_dir
         self._key = key
         self._clock = clock
@@ -35,27 +53,54 @@ class ProcessPublisher:
         self._child: Process | None = None
         self._turn = asyncio.Lock()
 
-    async def publish(self, directory: Path, *, job_id: str, version: int, canary_ids: Sequence[int]) -> SignedManifest:
+    async def publish(
+        self, directory: Path, *, job_id: str, version: int, canary_ids: Sequence[int], base: BaseSnapshot | None = None
+    ) -> SignedManifest:
         """Encode in the child, sign here."""
         begun = self._clock.now()
         request = {
+            "kind": "publish",
             "directory": str(directory),
             "store": str(self._store_dir),
             "job_id": job_id,
             "version": version,
             "canary_ids": list(canary_ids),
+            "base": None if base is None else asdict(base),
         }
+        text = (await self._encoded(request, f"version {version}"))["manifest"]
+        manifest = Manifest.from_json(text)
+        hops = tuple(self._sign_hop(hop.to_json()) for hop in hops_of(manifest))
+        seconds = self._clock.now() - begun
+        first_s = min(seconds, max(0.0, self._first_told_at - begun))
+        return SignedManifest(text, sign_manifest(self._key, text), manifest.digest, seconds, first_s, hops, manifest.nbytes)
+
+    async def add_edges(
+        self, directory: Path, *, manifest: str, bases: Sequence[BaseSnapshot], keyframe: bool
+    ) -> tuple[SignedHop, ...]:
+        """Encode in the child, sign here."""
+        request = {
+            "kind": "add_edges",
+            "directory": str(directory),
+            "store": str(self._store_dir),
+            "manifest": manifest,
+            "bases": [asdict(base) for base in bases],
+            "keyframe": keyframe,
+        }
+        answer = await self._encoded(request, f"edges of {directory.name}")
+        return tuple(self._sign_hop(text) for text in answer["hops"])
+
+    def _sign_hop(self, text: str) -> SignedHop:
+        return SignedHop(text, sign_hop(self._key, text))
+
+    async def _encoded(self, request: dict[str, object], what: str) -> dict[str, Any]:
         answer = await self._ask_again(json.dumps(request).encode() + b"\n")
         if "errno" in answer:  # the disk's fault, not the job's: an OSError pauses the job, PublishFailed would end it
-            raise OSError(int(answer["errno"]), f"version {version} could not be encoded: {answer['error']}")
-        if "interrupted" in answer:
-            raise PublishInterrupted(f"version {version} could not be encoded now: {answer['interrupted']}")
+            raise OSError(int(answer["errno"]), f"{what} could not be encoded: {answer['error']}")
         if "error" in answer:
-            raise PublishFailed(f"version {version} could not be encoded: {answer['error']}")
-        text = answer["manifest"]
-        return SignedManifest(text, sign_manifest(self._key, text), answer["digest"], self._clock.now() - begun)
+            raise PublishFailed(f"{what} could not be encoded: {answer['error']}")
+        return answer
 
-    async def _ask_again(self, line: bytes) -> dict[str, str]:
+    async def _ask_again(self, line: bytes) -> dict[str, Any]:
         """The encoder's answer, from a new one when it dies. Raises PublishFailed when that happens TRIES times."""
         for _ in range(TRIES):
             answer = await self._ask(line)
@@ -64,17 +109,18 @@ class ProcessPublisher:
             log.warning("encoder_ended")
         raise PublishFailed(f"the encoder process ended without an answer, {TRIES} times")
 
-    async def _ask(self, line: bytes) -> dict[str, str] | None:
+    async def _ask(self, line: bytes) -> dict[str, Any] | None:
         """One request to one encoder; None when it ended before it answered."""
         async with self._turn:
             child = await self._running()
             assert child.stdin is not None
             assert child.stdout is not None
+            self._first_told_at = inf
             try:
                 async with asyncio.timeout(self._deadline_s):
                     child.stdin.write(line)
                     await child.stdin.drain()
-                    reply = await child.stdout.readline()
+                    reply = await self._reply(child.stdout)
             except TimeoutError:
                 await self._drop()
                 raise PublishInterrupted(f"the encoder process gave no answer within {self._deadline_s:g} s") from None
@@ -87,8 +133,19 @@ class ProcessPublisher:
             if not reply.endswith(b"\n"):
                 await self._drop()
                 raise PublishInterrupted("the encoder process ended without an answer")
-            answer: dict[str, str] = json.loads(reply)
+            answer: dict[str, Any] = json.loads(reply)
             return answer
+
+    async def _reply(self, lines: asyncio.StreamReader) -> bytes:
+        """The answer's line; batches that are told before it are signed and passed on at once."""
+        while True:
+            line = await lines.readline()
+            if not line.startswith(BATCH_MARK):
+                return line
+            is_first = self._first_told_at == inf
+            self._first_told_at = self._clock.now() if is_first else self._first_told_at
+            text = line.removeprefix(BATCH_MARK).decode().rstrip("\n")
+            self._on_batch(text, sign_batch(self._key, text))
 
     async def _running(self) -> Process:
         if self._child is None or self._child.returncode is not None:
@@ -109,9 +166,9 @@ class ProcessPublisher:
             child.kill()
             await child.wait()
 
-    async def remove_pieces(self, manifests: Sequence[str], *, kept: Sequence[str]) -> int:
-        """Delete pieces that only `manifests` name."""
-        return await asyncio.to_thread(_remove, self._store_dir, manifests, kept)
+    async def remove_pieces(self, texts: Sequence[str], *, kept: Sequence[str]) -> int:
+        """Delete pieces that only `texts` name."""
+        return await asyncio.to_thread(_remove, self._store_dir, texts, kept)
 
     async def keep_pieces(self, kept: Sequence[str]) -> int:
         """Delete what `kept` does not name."""
@@ -122,17 +179,12 @@ class ProcessPublisher:
         await self._drop()
 
 
-def _pieces(manifests: Sequence[str]) -> set[str]:
-    found: set[str] = set()
-    for text in manifests:
-        manifest = Manifest.from_json(text)
-        found.update(piece.digest for edge in manifest.edges for piece in edge.pieces)
-        found.update(piece.digest for entry in manifest.files for piece in entry.pieces)
-    return found
+def _pieces(texts: Sequence[str]) -> set[str]:
+    return {piece.digest for text in texts for piece in pieces_named(text)}
 
 
-def _remove(store_dir: Path, manifests: Sequence[str], kept: Sequence[str]) -> int:
-    store, digests = PieceStore(store_dir), _pieces(manifests) - _pieces(kept)
+def _remove(store_dir: Path, texts: Sequence[str], kept: Sequence[str]) -> int:
+    store, digests = PieceStore(store_dir), _pieces(texts) - _pieces(kept)
     for digest in digests:
         store.remove(digest)
     return len(digests)

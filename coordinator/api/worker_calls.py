@@ -29,9 +29,11 @@ from coordinator.service.worker_desk import LeaseDesk
 from coordinator.service.worker_limits import ByteBudget, NonceMemory, ProtocolLimits, TokenBuckets
 from coordinator.service.worker_messages import parse
 from coordinator.service.worker_refusals import ProtocolRefusal, too_many
-from coordinator.service.worker_weights import PieceRights
+from coordinator.service.worker_weights import KnownEdges, PieceRights
 from coordinator.wire.messages import JoinRequest, Message
 from coordinator.wire.signing import HEADERS, SignedFields, key_id, public_hex, read_headers
+from p2p.adapters.control.desk import Desk as ControlAnswers
+from p2p.errors import ControlRefused
 
 log = structlog.get_logger()
 
@@ -39,8 +41,9 @@ log = structlog.get_logger()
 class Desk:
     """What the routes share, for as long as the app runs. All of it is bounded, and none of it survives a restart."""
 
-    def __init__(self, deps: Deps, limits: ProtocolLimits, *, trusts_proxy: bool = False) -> None:
+    def __init__(self, deps: Deps, limits: ProtocolLimits, control: ControlAnswers, *, trusts_proxy: bool = False) -> None:
         self.deps = deps
+        self.control = control
         self.limits = limits
         self._trusts_proxy = trusts_proxy
         self.key_id = key_id(public_hex(deps.key))
@@ -55,7 +58,8 @@ class Desk:
         self.submissions = SubmitDesk(deps)
         self.beats = BeatDesk(deps, self.bulletin)
         self.workers: Batcher[str, Worker | None] = Batcher(self._load, most=256)
-        self.pieces = PieceRights()
+        self.edges = KnownEdges()
+        self.pieces = PieceRights(self.edges)
         self.large_frames = asyncio.Semaphore(2)  # each may hold a whole frame, decompressed
 
     async def _load(self, ids: Sequence[str]) -> list[Worker | None]:
@@ -129,6 +133,8 @@ def _problem_of(error: Exception, request: web.Request) -> ProtocolRefusal:
     """The refusal that an error becomes; what is nobody's refusal is our own fault, and logged."""
     if isinstance(error, ProtocolRefusal):
         return error
+    if isinstance(error, ControlRefused):
+        return ProtocolRefusal(422, "control_refused", str(error), field="body", fix="see PROTOCOL.md, control plane")
     if isinstance(error, RequestPayloadError | ConnectionResetError):
         return ProtocolRefusal(400, "broken_body", "the body ended early", field="body", fix="send it whole")
     log.error("worker_request_failed", path=request.path[:200], exc_info=error)

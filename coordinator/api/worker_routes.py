@@ -9,6 +9,7 @@ from typing import TypeVar
 from aiohttp import web
 
 from coordinator.api.worker_calls import Call
+from coordinator.api.worker_http import JSON_TYPE, signed
 from coordinator.service import confirming, enrolment, worker_submissions, worker_weights
 from coordinator.service.leasing import Ask
 from coordinator.service.worker_auth import check_body_epoch
@@ -17,6 +18,7 @@ from coordinator.service.worker_messages import parse
 from coordinator.service.worker_refusals import ProtocolRefusal
 from coordinator.wire.messages import (
     Account,
+    BatchesReply,
     Confirm,
     ConfirmReply,
     Heartbeat,
@@ -31,6 +33,7 @@ from coordinator.wire.messages import (
 from p2p.adapters.piece_store import PieceStore
 
 SessionMessage = TypeVar("SessionMessage", Heartbeat, LeaseRequest, Confirm, Leave)
+DIGESTS_MOST = 32  # of one list in a query
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _VERSION = re.compile(r"0|[1-9][0-9]{0,8}")
 
@@ -105,8 +108,24 @@ async def manifest(call: Call) -> ManifestReply:
     version = call.request.match_info["version"]
     if not _VERSION.fullmatch(version):
         raise ProtocolRefusal(422, "invalid_message", f"version is {version[:40]!r}", field="version", fix="send a version number")
-    digest = _digest(call.request.query.get("digest", ""))
-    return await worker_weights.manifest(call.desk.deps, call.caller, call.request.match_info["job"], int(version), digest)
+    query = call.request.query
+    wanted = worker_weights.Wanted(
+        job_id=call.request.match_info["job"],
+        version=int(version),
+        digest=_digest(query.get("digest", "")),
+        held=_digests(query.get("held", "")),
+        doubted=_digests(query.get("doubted", "")),
+    )
+    return await worker_weights.manifest(call.desk.deps, call.desk.edges, call.caller, wanted)
+
+
+async def batches(call: Call) -> BatchesReply:
+    """Batches of an edge that is being encoded."""
+    since = call.request.query.get("since", "0")
+    if not _VERSION.fullmatch(since):
+        raise ProtocolRefusal(422, "invalid_message", f"since is {since[:40]!r}", field="since", fix="send a batch number")
+    match = call.request.match_info
+    return await worker_weights.batches(call.desk.deps, call.caller, match["job"], _digest(match["transfer"]), since=int(since))
 
 
 async def piece(call: Call) -> web.StreamResponse:
@@ -121,6 +140,13 @@ async def piece(call: Call) -> web.StreamResponse:
     return web.FileResponse(path, headers={"Content-Type": "application/octet-stream"})
 
 
+async def control(call: Call) -> web.Response:
+    """The control plane, as libp2p would carry it: a request to the coordinator, or its board."""
+    path = call.request.path.partition("/worker/v1/")[2]
+    body = await call.desk.control.post(call.caller.public_key, path, call.body)
+    return signed(body, status=200, content_type=JSON_TYPE, key=call.desk.deps.key, nonce=call.fields.nonce)
+
+
 def _in_session(kind: type[SessionMessage], call: Call) -> SessionMessage:
     message = parse(kind, call.body)
     check_body_epoch(message.session_epoch, call.fields.epoch)
@@ -132,3 +158,12 @@ def _digest(text: str) -> str:
         words = f"digest is {text[:80]!r}"
         raise ProtocolRefusal(422, "invalid_message", words, field="digest", fix="send 64 lower-case hex digits")
     return text
+
+
+def _digests(text: str) -> frozenset[str]:
+    """A list of digests with commas between, or nothing."""
+    names = text.split(",") if text else []
+    if len(names) > DIGESTS_MOST:
+        words = f"{len(names)} digests are named"
+        raise ProtocolRefusal(422, "invalid_message", words, field="query", fix=f"name at most {DIGESTS_MOST}")
+    return frozenset(_digest(name) for name in names)

@@ -231,6 +231,22 @@ class Publication:
 
 
 @dataclass(frozen=True, slots=True)
+class EdgeRow:
+    """One way to a published version's bits, kept while a worker's path may use it; the version itself may be retired."""
+
+    job_id: str
+    id: str  # of its base, encoding and result: see `p2p.domain.hops`
+    digest: str  # of the version that it leads to
+    version: int
+    encoding: str
+    base_version: int | None  # None: a keyframe
+    base_digest: str | None
+    nbytes: int
+    document: str  # the hop, canonical JSON as signed
+    signature: str
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointRow:
     """Durable learner state after `step` steps."""
 

@@ -12,6 +12,7 @@ import structlog
 
 from coordinator.domain.model import Job
 from coordinator.service.deps import Deps
+from coordinator.service.edges import extend
 from coordinator.service.job_ports import Publisher, PublishInterrupted
 from coordinator.service.publishing import announce, retire
 from coordinator.wire.learner_link import Snapshotted
@@ -69,4 +70,5 @@ class Announcer:
                     raise
                 log.warning("announcement_interrupted", job=job.id, version=shot.version, reason=str(error))
                 await asyncio.sleep(PAUSE_S * 2**attempt)
+        await extend(self._deps, self._publisher, job, shot.version)
         await retire(self._deps, self._publisher, job)

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.domain import canary
-from coordinator.domain.model import Holding, Job, Lease, LeaseState, Publication, PublicationState, Worker, WorkerState
+from coordinator.domain.model import Holding, Job, Lease, LeaseState, Metric, Publication, PublicationState, Worker, WorkerState
 from coordinator.domain.staleness import last_step
 from coordinator.domain.states import WORKER, move
 from coordinator.service.deps import Deps
 from coordinator.service.ports import Tx
+from coordinator.service.recording import record_event, record_metrics
 from coordinator.service.worker_faults import RefusedWork, record, strike
 from coordinator.wire.messages import Confirm, ConfirmReply
 
@@ -54,6 +55,7 @@ async def _confirm(tx: Tx, deps: Deps, worker: Worker, message: Confirm) -> _Ans
         return await _wrong(tx, deps, row, message, words, now=now)
     await tx.put(_holding(row, message, now=now))
     await _trim(tx, row, job.id)
+    await _record_figures(tx, published, message, worker_id=row.id, now=now)
     usable = job.committed_steps <= last_step(message.version, job.config.staleness.max)
     if row.state is WorkerState.STANDBY and usable:
         await tx.put(replace(row, state=move(WORKER, row.state, "version_confirmed"), reason="", state_since=now))
@@ -107,6 +109,31 @@ def _holding(worker: Worker, message: Confirm, *, now: float) -> Holding:
         fetch_s=message.fetch_s,
         apply_s=message.apply_s,
     )
+
+
+async def _record_figures(tx: Tx, published: Publication, message: Confirm, *, worker_id: str, now: float) -> None:
+    """What the version cost until its newest receiver; the largest of each, over the receivers so far."""
+    job_id, version = published.job_id, published.version
+    slowest = {
+        "publish/transfer_s": message.fetch_s,
+        "publish/apply_s": message.assemble_s + message.apply_s,
+        "publish/to_last_worker_s": max(now - published.published_at, 0.0),
+    }
+    figures = {}
+    for name, value in slowest.items():
+        known = await tx.get(Metric, job_id, name, version)
+        figures[name] = max(value, known.value if known is not None else 0.0)
+    receivers = {"job_id": job_id, "version": version, "digest": published.digest}
+    fetched = await tx.total(Holding, "fetched_bytes", **receivers)
+    full = await tx.get(Metric, job_id, "publish/bytes_full", version)
+    if full is not None:
+        count = await tx.count(Holding, **receivers, fetched_bytes__gt=0)
+        figures["publish/bytes_saved"] = count * full.value - fetched
+    figures["publish/bytes_fetched"] = float(fetched)
+    await record_metrics(tx, job_id, version, figures, now=now)
+    if message.skipped:
+        told = {"worker": worker_id, "version": version, "count": message.skipped}
+        await record_event(tx, job_id, "versions_skipped", told, now=now)
 
 
 async def _trim(tx: Tx, worker: Worker, job_id: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.service.ports import Blobs, Clock, DataPlane, Prompt, Store
+from coordinator.service.transfers import Transfers
 from coordinator.service.worker_presence import Presence
 
 
@@ -128,5 +129,6 @@ class Deps:
     wake: Wakeups = field(default_factory=Wakeups)
     live: dict[str, LiveJob] = field(default_factory=dict)  # job id -> running parts
     presence: Presence = field(default_factory=Presence)  # when workers were last heard, between two flushes
+    transfers: Transfers = field(default_factory=Transfers)  # edges that are being encoded
     pieces: asyncio.Lock = field(default_factory=asyncio.Lock)  # from encoding to the row, and while pieces are removed
     reach: Callable[[str], None] = _no_fault  # called at named commit points

@@ -45,24 +45,56 @@ class LearnerStarter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class SignedHop:
+    """One edge with both its ends (`p2p.domain.hops`), signed."""
+
+    text: str
+    signature: str
+
+
+@dataclass(frozen=True, slots=True)
 class SignedManifest:
-    """An encoded snapshot, ready to be announced."""
+    """An encoded snapshot, ready to be announced, and its edges apart."""
 
     text: str
     signature: str
     digest: str
     encode_s: float
+    first_piece_s: float  # from the start of encoding until the first piece could leave
+    hops: tuple[SignedHop, ...] = ()
+    full_bytes: int = 0  # raw bytes of its tensors: what a snapshot without a codec would take
+
+
+@dataclass(frozen=True, slots=True)
+class BaseSnapshot:
+    """A version to encode against. `expected_bytes` is what the delta may take; 0: not known."""
+
+    version: int
+    digest: str
+    directory: str
+    expected_bytes: int = 0
 
 
 class Publisher(Protocol):
     """Turns a Hugging Face directory into pieces and a signed manifest, in a process beside the learner."""
 
-    async def publish(self, directory: Path, *, job_id: str, version: int, canary_ids: Sequence[int]) -> SignedManifest:
-        """Pieces are durable when this returns. Raises PublishFailed, PublishInterrupted."""
+    async def publish(
+        self, directory: Path, *, job_id: str, version: int, canary_ids: Sequence[int], base: BaseSnapshot | None = None
+    ) -> SignedManifest:
+        """One delta against `base`; keyframes if there is none that fits. Pieces are durable when this returns.
+
+        Raises PublishFailed, PublishInterrupted.
+        """
         ...
 
-    async def remove_pieces(self, manifests: Sequence[str], *, kept: Sequence[str]) -> int:
-        """Delete the pieces that only `manifests` (texts) name and none of `kept` does; the number deleted."""
+    async def add_edges(
+        self, directory: Path, *, manifest: str, bases: Sequence[BaseSnapshot], keyframe: bool
+    ) -> tuple[SignedHop, ...]:
+        """More edges to a published version, for the bases that fit. Raises PublishFailed, PublishInterrupted."""
+        ...
+
+    async def remove_pieces(self, texts: Sequence[str], *, kept: Sequence[str]) -> int:
+        """Delete the pieces that only `texts` (manifests and hops) name and none of `kept` does; the number deleted."""
         ...
 
     async def keep_pieces(self, kept: Sequence[str]) -> int:

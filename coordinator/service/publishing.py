@@ -17,6 +17,7 @@ from coordinator.domain.model import (
     Batch,
     BatchState,
     CheckpointRow,
+    EdgeRow,
     Group,
     GroupState,
     Holding,
@@ -31,7 +32,9 @@ from coordinator.domain.model import (
 )
 from coordinator.domain.seeds import derive
 from coordinator.domain.states import GROUP, PUBLICATION, TERMINAL, move
+from coordinator.service import forthcoming
 from coordinator.service.deps import Deps
+from coordinator.service.edges import base_for, drop_edges_of, drop_unneeded, edge_row, needed_directories, read_lineage
 from coordinator.service.job_ports import Publisher, SignedManifest
 from coordinator.service.ports import Reader, Tx
 from coordinator.service.recording import record_event, record_metrics
@@ -55,12 +58,18 @@ async def published(reader: Reader, job_id: str) -> list[Publication]:
 async def announce(deps: Deps, publisher: Publisher, job: Job, shot: Snapshotted, canary_ids: Sequence[int]) -> None:
     """Encode and publish; an identical digest that is known already changes nothing, nor does a job that has ended."""
     async with deps.pieces:
-        signed = await publisher.publish(Path(shot.directory), job_id=job.id, version=shot.version, canary_ids=canary_ids)
-        deps.reach("publish.pieces_written")
-        saved = await deps.store.write(lambda tx: _save(tx, job, shot, signed, now=deps.clock.now()))
+        try:
+            base = await deps.store.read(lambda r: base_for(r, job.id, shot.version))
+            signed = await publisher.publish(
+                Path(shot.directory), job_id=job.id, version=shot.version, canary_ids=canary_ids, base=base
+            )
+            deps.reach("publish.pieces_written")
+            saved = await deps.store.write(lambda tx: _save(tx, job, shot, signed, now=deps.clock.now()))
+        finally:
+            forthcoming.close(deps, job.id)
         deps.reach("publish.rows_written")
         unused = [] if saved.is_new else [signed.text]
-        await _remove_pieces(deps, publisher, [*unused, *(lost.manifest for lost in saved.lost)])
+        await _remove_pieces(deps, publisher, [*unused, *(lost.manifest for lost in saved.lost), *saved.lost_edges])
     directories = [lost.directory for lost in saved.lost] + ([] if saved.is_new else [shot.directory])
     await remove_directories(directories)
     deps.wake.notify(job.id)
@@ -72,6 +81,7 @@ class _Saved:
 
     is_new: bool
     lost: tuple[Publication, ...] = ()
+    lost_edges: tuple[str, ...] = ()  # their documents
 
 
 async def _save(tx: Tx, job: Job, shot: Snapshotted, signed: SignedManifest, *, now: float) -> _Saved:
@@ -83,9 +93,12 @@ async def _save(tx: Tx, job: Job, shot: Snapshotted, signed: SignedManifest, *, 
     current = [p for p in known if p.state is not PublicationState.ROLLED_BACK]
     if any(p.digest == signed.digest for p in current):
         return _Saved(False)
+    lost_edges = [row.document for lost in current for row in await drop_edges_of(tx, lost)]
     for lost in current:
         await roll_back(tx, lost, now=now)
+    edges = [edge_row(hop) for hop in signed.hops]
     await tx.put(
+        *edges,
         Publication(
             job_id=job.id,
             version=shot.version,
@@ -97,12 +110,18 @@ async def _save(tx: Tx, job: Job, shot: Snapshotted, signed: SignedManifest, *, 
             canary_logprobs=shot.canary_logprobs,
             published_at=now,
             encode_s=signed.encode_s,
-        )
+        ),
     )
     await record_event(tx, job.id, "version_published", {"version": shot.version, "digest": signed.digest}, now=now)
-    figures = {"publish/snapshot_s": shot.seconds, "publish/encode_s": signed.encode_s}
+    figures = {
+        "publish/snapshot_s": shot.seconds,
+        "publish/encode_s": signed.encode_s,
+        "publish/first_piece_s": signed.first_piece_s,
+    }
+    if edges:
+        figures |= {"publish/bytes": float(min(row.nbytes for row in edges)), "publish/bytes_full": float(signed.full_bytes)}
     await record_metrics(tx, job.id, shot.version, figures, now=now)
-    return _Saved(True, tuple(current))
+    return _Saved(True, tuple(current), tuple(lost_edges))
 
 
 def _published_again(earlier: Sequence[Publication]) -> PublicationState:
@@ -175,20 +194,23 @@ async def measured_kappa(reader: Reader, job: Job) -> int:
 
 
 async def retire(deps: Deps, publisher: Publisher, job: Job) -> None:
-    """Drop versions that no worker holds as its newest or fetches and no live lease names, with their pieces and directories."""
-    fetched = deps.presence.being_fetched(job.id, since=deps.clock.now() - FETCH_PATIENCE_S)
+    """Drop versions that no worker holds as its newest or fetches and no live lease names, and what no path needs any more.
+
+    A retired version may live on as lineage: its edges stay while a path leads over them, its directory while edges are made from it.
+    """
+    since = deps.clock.now() - FETCH_PATIENCE_S
+    fetched, in_use = deps.presence.being_fetched(job.id, since=since), deps.presence.edges_in_use(job.id, since=since)
     async with deps.pieces:
-        gone = await deps.store.write(lambda tx: _retire_rows(tx, job, fetched))
-        await _remove_pieces(deps, publisher, [publication.manifest for publication in gone])
-    checkpoints = await deps.store.read(lambda r: r.select(CheckpointRow, job_id=job.id))
-    needed = {c.step for c in checkpoints}
-    await remove_directories([publication.directory for publication in gone if publication.version not in needed])
+        gone, edges = await deps.store.write(lambda tx: _retire_rows(tx, job, fetched, in_use))
+        await _remove_pieces(deps, publisher, [*(publication.manifest for publication in gone), *(row.document for row in edges)])
+    await remove_directories(await deps.store.read(lambda r: _unneeded_directories(r, job.id)))
 
 
-async def _retire_rows(tx: Tx, job: Job, fetched: Set[int]) -> list[Publication]:
+async def _retire_rows(tx: Tx, job: Job, fetched: Set[int], in_use: frozenset[str]) -> tuple[list[Publication], list[EdgeRow]]:
+    """The publications (as they were) and edges that went."""
     current = await published(tx, job.id)
     if not current:
-        return []
+        return [], []
     newest_held: dict[str, int] = {}
     for holding in await tx.select(Holding, job_id=job.id):
         newest_held[holding.worker_id] = max(holding.version, newest_held.get(holding.worker_id, 0))
@@ -198,26 +220,42 @@ async def _retire_rows(tx: Tx, job: Job, fetched: Set[int]) -> list[Publication]
     versions = rules.retired([p.version for p in current], held_or_leased=needed, newest=current[-1].version)
     gone = [p for p in current if p.version in set(versions)]
     for publication in gone:
-        await tx.put(replace(publication, state=move(PUBLICATION, publication.state, "retired")))
-    return gone
+        state = move(PUBLICATION, publication.state, "retired")
+        await tx.put(replace(publication, state=state, manifest="", signature=""))
+    return gone, await drop_unneeded(tx, job.id, in_use=in_use)
 
 
-async def _remove_pieces(deps: Deps, publisher: Publisher, manifests: Sequence[str]) -> None:
-    """Pieces are shared between versions and between jobs: only what no public version of any job names goes."""
-    if manifests:
-        await publisher.remove_pieces(manifests, kept=await deps.store.read(lambda r: served_manifests(r, since=deps.clock.now())))
+async def _unneeded_directories(reader: Reader, job_id: str) -> list[str]:
+    """Directories of retired versions that are no checkpoint's and that no edge will be made from."""
+    known = await read_lineage(reader, job_id)
+    steps = {row.step for row in await reader.select(CheckpointRow, job_id=job_id)}
+    needed = needed_directories(known)
+    return [
+        p.directory
+        for p in known.publications
+        if p.state is PublicationState.RETIRED and p.version not in steps and p.directory not in needed
+    ]
 
 
-async def served_manifests(reader: Reader, *, since: float) -> list[str]:
-    """Manifests of the public versions of every job that lives, or ended after `since`."""
+async def _remove_pieces(deps: Deps, publisher: Publisher, texts: Sequence[str]) -> None:
+    """Pieces are shared between versions and between jobs: only what no public version and no edge of any job names goes."""
+    texts = [text for text in texts if text]
+    if texts:
+        await publisher.remove_pieces(texts, kept=await deps.store.read(lambda r: served_texts(r, since=deps.clock.now())))
+
+
+async def served_texts(reader: Reader, *, since: float) -> list[str]:
+    """Manifests of the public versions, and hops, of every job that lives or ended after `since`."""
     jobs = await reader.select(Job, state=[state for state in JobState if state not in TERMINAL[JobState]])
     jobs += await reader.select(Job, state=list(TERMINAL[JobState]), state_since__gt=since)
     ids = [job.id for job in jobs]
     public = await reader.select(Publication, job_id=ids, state=PublicationState.PUBLISHED) if ids else []
-    return [publication.manifest for publication in public]
+    edges = await reader.select(EdgeRow, job_id=ids) if ids else []
+    return [*(publication.manifest for publication in public), *(row.document for row in edges)]
 
 
 async def remove_directories(directories: Sequence[str]) -> None:
     """Remove them if they are there."""
     for directory in directories:
-        await asyncio.to_thread(shutil.rmtree, directory, True)
+        if Path(directory).is_dir():
+            await asyncio.to_thread(shutil.rmtree, directory, True)

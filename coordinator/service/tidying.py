@@ -20,7 +20,6 @@ from coordinator.domain.model import (
     GroupState,
     Job,
     JobState,
-    Publication,
     PublicationState,
     Rollout,
     RolloutState,
@@ -28,9 +27,10 @@ from coordinator.domain.model import (
 from coordinator.domain.retention import first_kept
 from coordinator.domain.states import TERMINAL
 from coordinator.service.deps import Deps
+from coordinator.service.edges import needed_directories, read_lineage
 from coordinator.service.job_ports import Publisher
 from coordinator.service.ports import Reader
-from coordinator.service.publishing import served_manifests
+from coordinator.service.publishing import served_texts
 from p2p.adapters.durable import TEMPORARY_SUFFIX
 
 log = structlog.get_logger()
@@ -62,7 +62,7 @@ async def tidy(deps: Deps, publisher: Publisher) -> None:
     if not jobs:
         return  # a new store beside old files: nothing says what they are
     async with deps.pieces:
-        kept = await deps.store.read(lambda r: served_manifests(r, since=deps.clock.now() - PIECES_KEPT_S))
+        kept = await deps.store.read(lambda r: served_texts(r, since=deps.clock.now() - PIECES_KEPT_S))
         pieces = await publisher.keep_pieces(kept)
     before = deps.clock.now() - BLOB_AGE_S
     swept = await deps.blobs.sweep(await needed_blobs(deps), before=before)
@@ -112,11 +112,10 @@ async def tidy_job(deps: Deps, job: Job) -> None:
     async def read(reader: Reader) -> tuple[frozenset[str], frozenset[str]]:
         checkpoints = await reader.select(CheckpointRow, job_id=job.id)
         steps = {row.step for row in checkpoints}
-        states = [PublicationState.PUBLISHED, PublicationState.RETIRED]
+        known = await read_lineage(reader, job.id)
+        needed = frozenset() if job.state in TERMINAL[JobState] else needed_directories(known)
         publications = [
-            p
-            for p in await reader.select(Publication, job_id=job.id, state=states)
-            if p.state is PublicationState.PUBLISHED or p.version in steps
+            p for p in known.publications if p.state is PublicationState.PUBLISHED or p.version in steps or p.directory in needed
         ]
         return _names(p.directory for p in publications), _names(row.directory for row in checkpoints)
 

@@ -11,12 +11,13 @@ from coordinator.domain.states import WORKER, move
 from coordinator.domain.workers import standing
 from coordinator.service.deps import Deps
 from coordinator.service.ports import Reader, Tx
+from coordinator.service.transfers import Transfer
 from coordinator.service.worker_batching import Batcher
 from coordinator.service.worker_bulletin import Bulletin, News, notice
 from coordinator.service.worker_leases import end_leases
 from coordinator.service.worker_places import may_serve
 from coordinator.service.worker_presence import Heard
-from coordinator.wire.messages import CancelOrder, Heartbeat, HeartbeatReply, VersionNotice
+from coordinator.wire.messages import CancelOrder, Forthcoming, Heartbeat, HeartbeatReply, VersionNotice
 
 UNKNOWN_AFTER_BEATS = 2.5  # a lease that the worker still does not name after this many beats was lost on the way
 FLUSH_AT_ONCE = 200
@@ -45,7 +46,8 @@ class BeatDesk:
         now = deps.clock.now()
         held = frozenset((held.job_id, held.version, held.digest) for held in beat.held)
         known = deps.presence.get(worker.id)
-        deps.presence.hear(Heard(worker.id, worker.session_epoch, now, _rate(beat, known), beat.activity, held))
+        heard = Heard(worker.id, worker.session_epoch, now, _rate(beat, known), beat.activity, beat.uplink_bytes_per_s, held)
+        deps.presence.hear(heard)
         news = await self._bulletin.news()
         seen = await self._looks.ask((worker, beat))
         holds = _holds_usable(news, worker, seen.holdings, held)
@@ -149,11 +151,17 @@ def _reply(deps: Deps, news: News, worker: Worker, seen: Seen, *, holds: bool) -
         state=worker.state.value,
         reason=words,
         versions=notices,
+        forthcoming=tuple(_forthcoming(one) for known in notices for one in deps.transfers.deltas(known.job_id)),
         cancel=tuple(CancelOrder(lease_id=lease_id, reason=why) for lease_id, why in seen.ended.items()),
         drain=worker.reason or "the operator drains this worker" if worker.state is WorkerState.DRAINING else None,
         price_uusd_per_hour=worker.price_uusd_per_hour,
         heartbeat_s=deps.settings.heartbeat_s,
     )
+
+
+def _forthcoming(transfer: Transfer) -> Forthcoming:
+    first = transfer.first
+    return Forthcoming(job_id=first.job_id, version=first.version, base_digest=first.base_digest or "", transfer=transfer.id)
 
 
 def _notices(news: News, worker: Worker) -> tuple[tuple[VersionNotice, ...], list[str]]:

@@ -19,8 +19,19 @@ class Heard:
     at: float
     tokens_per_s: float | None = None  # None: no beat since the last flush named it
     activity: str | None = None
+    uplink: float = 0.0  # bytes a second, as it measured; 0: not known
     held: frozenset[tuple[str, int, str]] = frozenset()  # (job, version, digest) of the newest beat
     excused_until: float = 0.0  # silence before this does not count: the coordinator itself was away
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetch:
+    """What a worker was told to fetch, and the newest sign that it does."""
+
+    job_id: str
+    version: int
+    edges: frozenset[str]
+    at: float
 
 
 class Presence:
@@ -29,7 +40,7 @@ class Presence:
     def __init__(self) -> None:
         self._heard: dict[str, Heard] = {}
         self._unsaved: dict[str, None] = {}
-        self._fetching: dict[str, tuple[str, int, float]] = {}  # worker id -> job, version, newest sign of it
+        self._fetching: dict[str, _Fetch] = {}  # by worker id
         self.saved_at = 0.0
 
     def hear(self, heard: Heard) -> None:
@@ -56,25 +67,29 @@ class Presence:
         self._unsaved.pop(worker_id, None)
         self._fetching.pop(worker_id, None)
 
-    def fetches(self, worker_id: str, job_id: str, version: int, *, at: float) -> None:
-        """The worker was given the manifest of a version: its pieces should stay while it fetches them."""
-        self._fetching[worker_id] = (job_id, version, at)
+    def fetches(self, worker_id: str, job_id: str, version: int, *, at: float, edges: frozenset[str] = frozenset()) -> None:
+        """The worker was given the manifest of a version and a path of `edges` (ids): their pieces stay while it fetches them."""
+        self._fetching[worker_id] = _Fetch(job_id, version, edges, at)
 
     def goes_on_fetching(self, worker_id: str, *, at: float) -> None:
         """It asked for a piece."""
         known = self._fetching.get(worker_id)
         if known is not None:
-            self._fetching[worker_id] = (known[0], known[1], at)
+            self._fetching[worker_id] = replace(known, at=at)
 
     def has_fetched(self, worker_id: str, job_id: str, version: int) -> None:
         """It confirmed that version, or a newer one."""
         known = self._fetching.get(worker_id)
-        if known is not None and known[0] == job_id and known[1] <= version:
+        if known is not None and known.job_id == job_id and known.version <= version:
             del self._fetching[worker_id]
 
     def being_fetched(self, job_id: str, *, since: float) -> frozenset[int]:
         """Versions of the job that some worker fetches, with a sign of it after `since`."""
-        return frozenset(version for job, version, at in self._fetching.values() if job == job_id and at > since)
+        return frozenset(one.version for one in self._fetching.values() if one.job_id == job_id and one.at > since)
+
+    def edges_in_use(self, job_id: str, *, since: float) -> frozenset[str]:
+        """Ids of the edges by which some worker fetches, with a sign of it after `since`."""
+        return frozenset(edge for one in self._fetching.values() if one.job_id == job_id and one.at > since for edge in one.edges)
 
     def all(self) -> Iterable[Heard]:
         """Every present worker."""

@@ -2,27 +2,64 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import inf
 from random import SystemRandom
 from uuid import uuid4
 
-from coordinator.domain.model import Holding, Invite, Job, Publication, PublicationState, Worker, WorkerState
+from coordinator.domain.model import EdgeRow, Holding, Invite, Job, Publication, PublicationState, Worker, WorkerState
 from coordinator.service.deps import Deps
+from coordinator.service.edges import path_for
+from coordinator.service.forthcoming import topic
 from coordinator.service.ports import Reader
+from coordinator.service.transfers import Transfer
 from coordinator.service.worker_places import may_serve
 from coordinator.service.worker_refusals import ProtocolRefusal
-from coordinator.wire.messages import ManifestReply, PeerAddress, Source
-from p2p.domain.manifest import Manifest
+from coordinator.wire.messages import BatchesReply, ManifestReply, PeerAddress, SignedBatch, SignedHop, Source
+from p2p.domain.hops import pieces_named
 from p2p.domain.tickets import Ticket, sign_ticket
+from p2p.errors import ManifestError
 
 SOURCES_MOST = 16
 TICKET_S = 3600
-PUBLICATIONS_CACHED = 64
+TEXTS_CACHED = 256
+BATCH_WAIT_S = 5.0
+FRESH_S = 0.5
+BATCHES_MOST = 64  # of one reply
 
 
-async def manifest(deps: Deps, worker: Worker, job_id: str, version: int, digest: str) -> ManifestReply:
-    """The signed manifest of a published version and peers that hold it. Raises ProtocolRefusal."""
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A version that a worker wants, the digests it holds whole, and what it doubts after a failure (edges' ids and digests)."""
 
-    async def read(reader: Reader) -> tuple[Publication, list[Worker]]:
+    job_id: str
+    version: int
+    digest: str
+    held: frozenset[str] = frozenset()
+    doubted: frozenset[str] = frozenset()
+
+
+class KnownEdges:
+    """A job's edges, read at most every FRESH_S: a keyframe's row is large. One that came since is in the newest manifest itself."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[float, list[EdgeRow]]] = {}
+
+    async def of(self, reader: Reader, job_id: str, *, now: float) -> list[EdgeRow]:
+        """The edges, at most FRESH_S old."""
+        read_at, rows = self._known.get(job_id, (-inf, []))
+        if not 0 <= now - read_at < FRESH_S:
+            rows = await reader.select(EdgeRow, job_id=job_id)
+            self._known = {job: known for job, known in self._known.items() if now - known[0] < FRESH_S}
+            self._known[job_id] = (now, rows)
+        return rows
+
+
+async def manifest(deps: Deps, known: KnownEdges, worker: Worker, wanted: Wanted) -> ManifestReply:
+    """The signed manifest of a published version, the cheapest path to it, and peers that hold it. Raises ProtocolRefusal."""
+    job_id, version, digest = wanted.job_id, wanted.version, wanted.digest
+
+    async def read(reader: Reader) -> tuple[Publication, list[Worker], list[EdgeRow]]:
         await _check_allowed(reader, worker, job_id)
         publication = await reader.get(Publication, job_id, version, digest)
         if publication is None or publication.state is not PublicationState.PUBLISHED:
@@ -30,14 +67,25 @@ async def manifest(deps: Deps, worker: Worker, job_id: str, version: int, digest
         holdings = await reader.select(Holding, job_id=job_id, version=version, digest=digest)
         ids = sorted({holding.worker_id for holding in holdings} - {worker.id})
         peers = await reader.select(Worker, id=ids, state=[WorkerState.STANDBY, WorkerState.ACTIVE]) if ids else []
-        return publication, [peer for peer in peers if peer.peer is not None]
+        edges = await known.of(reader, job_id, now=deps.clock.now())
+        return publication, [peer for peer in peers if peer.peer is not None], edges
 
-    publication, peers = await deps.store.read(read)
-    deps.presence.fetches(worker.id, job_id, version, at=deps.clock.now())
+    publication, peers, edges = await deps.store.read(read)
+    route = _route(edges, wanted)
+    deps.presence.fetches(worker.id, job_id, version, at=deps.clock.now(), edges=frozenset(row.id for row in route))
     # A random choice spreads the fetchers over the peers; nothing is decided on it.
     chosen = SystemRandom().sample(peers, min(len(peers), SOURCES_MOST))
     sources = tuple(_source(deps, worker, peer, job_id) for peer in chosen)
-    return ManifestReply(manifest=publication.manifest, signature=publication.signature, sources=sources)
+    hops = tuple(SignedHop(text=row.document, signature=row.signature) for row in route)
+    return ManifestReply(manifest=publication.manifest, signature=publication.signature, hops=hops, sources=sources)
+
+
+def _route(edges: list[EdgeRow], wanted: Wanted) -> tuple[EdgeRow, ...]:
+    """The cheapest path; none when no edge leads there from what the worker holds: then the manifest's own have to do."""
+    try:
+        return path_for(edges, wanted.digest, held=wanted.held, doubted=wanted.doubted)
+    except ManifestError:
+        return ()
 
 
 def _source(deps: Deps, worker: Worker, peer: Worker, job_id: str) -> Source:
@@ -72,21 +120,47 @@ async def _not_published(
     return ProtocolRefusal(404, "not_published", words, field="version", fix="fetch the version that your next heartbeat names")
 
 
-class PieceRights:
-    """Which pieces belong to a job, so that an invite to one job does not open another's weights. Manifests are parsed once."""
+async def batches(deps: Deps, worker: Worker, job_id: str, transfer: str, *, since: int) -> BatchesReply:
+    """Batches of an edge that is being encoded, from number `since` on; waits a little for the next one. Raises ProtocolRefusal."""
+    await deps.store.read(lambda reader: _check_allowed(reader, worker, job_id))
+    with deps.wake.watch(topic(transfer)) as watch:
+        found = _open_transfer(deps, job_id, transfer)
+        if len(found.documents) <= since and not found.is_complete:
+            await watch.wait(BATCH_WAIT_S)
+    found = _open_transfer(deps, job_id, transfer)
+    told = found.documents[since : since + BATCHES_MOST]
+    return BatchesReply(batches=tuple(SignedBatch(text=text, signature=signature) for text, signature in told))
 
-    def __init__(self) -> None:
-        self._pieces: dict[tuple[str, int, str], frozenset[str]] = {}
+
+def _open_transfer(deps: Deps, job_id: str, transfer: str) -> Transfer:
+    found = deps.transfers.get(job_id, transfer)
+    if found is None:
+        words = f"transfer {transfer[:12]} is not under way"
+        raise ProtocolRefusal(404, "unknown_transfer", words, field="transfer", fix="fetch the version when it is announced")
+    return found
+
+
+class PieceRights:
+    """Which pieces belong to a job, so that an invite to one job does not open another's weights. Texts are parsed once."""
+
+    def __init__(self, known: KnownEdges) -> None:
+        self._known = known
+        self._pieces: dict[tuple[str, str], frozenset[str]] = {}
 
     async def check(self, deps: Deps, worker: Worker, job_id: str, digest: str) -> None:
         """Raises ProtocolRefusal when the worker may not read that piece."""
 
         async def read(reader: Reader) -> bool:
             await _check_allowed(reader, worker, job_id)
+            if deps.transfers.names(job_id, digest):
+                return True
             if any(key[0] == job_id and digest in pieces for key, pieces in self._pieces.items()):
                 return True
             for publication in await reader.select(Publication, job_id=job_id, state=PublicationState.PUBLISHED):
-                if digest in self._pieces_of(publication):
+                if digest in self._pieces_of(job_id, publication.digest, publication.manifest):
+                    return True
+            for row in await self._known.of(reader, job_id, now=deps.clock.now()):
+                if digest in self._pieces_of(job_id, row.id, row.document):
                     return True
             return False
 
@@ -95,12 +169,11 @@ class PieceRights:
             raise ProtocolRefusal(404, "unknown_piece", words, field="digest", fix="fetch the manifest again; versions retire")
         deps.presence.goes_on_fetching(worker.id, at=deps.clock.now())
 
-    def _pieces_of(self, publication: Publication) -> frozenset[str]:
-        key = (publication.job_id, publication.version, publication.digest)
-        known = self._pieces.get(key)
+    def _pieces_of(self, job_id: str, name: str, text: str) -> frozenset[str]:
+        known = self._pieces.get((job_id, name))
         if known is None:
-            known = frozenset(piece.digest for piece in Manifest.from_json(publication.manifest).all_pieces())
-            while len(self._pieces) >= PUBLICATIONS_CACHED:
+            known = frozenset(piece.digest for piece in pieces_named(text))
+            while len(self._pieces) >= TEXTS_CACHED:
                 self._pieces.pop(next(iter(self._pieces)))
-            self._pieces[key] = known
+            self._pieces[job_id, name] = known
         return known

@@ -90,6 +90,7 @@ TABLES: dict[type[Any], sa.Table] = {
     model.Refusal: _table("refusals", model.Refusal, ("id",), index=(("worker_id", "at"), ("job_id", "code"))),
     model.Batch: _table("batches", model.Batch, ("job_id", "step")),
     model.Publication: _table("publications", model.Publication, ("job_id", "version", "digest"), index=(("job_id", "state"),)),
+    model.EdgeRow: _table("edges", model.EdgeRow, ("job_id", "id"), index=(("job_id", "digest"),)),
     model.CheckpointRow: _table("checkpoints", model.CheckpointRow, ("job_id", "step")),
     model.Worker: _table("workers", model.Worker, ("id",), unique=(("public_key",),), index=(("state",), ("invite_id",))),
     model.WorkerSession: _table("worker_sessions", model.WorkerSession, ("worker_id", "epoch"), index=(("last_seen_at",),)),

@@ -42,6 +42,7 @@ class PeerAddress(Message):
     host: Annotated[str, Field(max_length=45)]
     port: Annotated[int, Field(ge=1024, le=65535)]
     certificate_sha256: Digest
+    control_port: Annotated[int, Field(ge=1024, le=65535)] | None = Field(None, description="of the control plane; None: none")
 
 
 class JoinRequest(Message):
@@ -87,6 +88,7 @@ class Heartbeat(Message):
     live_leases: tuple[Id, ...] = Field((), max_length=4096)
     free_slots: Annotated[int, Field(ge=0, le=4096)] = 0
     tokens_per_s: Annotated[float, Field(ge=0)] = 0.0
+    uplink_bytes_per_s: Annotated[float, Field(ge=0)] = Field(0.0, description="measured while serving pieces; 0: not known")
     draining: bool = False
     activity: Text = Field("", description='what the worker does now, in words: "generating 32 completions"')
 
@@ -98,6 +100,15 @@ class VersionNotice(Message):
     version: int
     digest: Digest
     committed_steps: int = Field(description="t, the learner's committed steps")
+
+
+class Forthcoming(Message):
+    """News: a version is being encoded against a base; holders of the base may fetch what is known of its pieces already."""
+
+    job_id: str
+    version: int
+    base_digest: Digest
+    transfer: Digest = Field(description="names the batches of its pieces: GET jobs/{job}/transfers/{transfer}")
 
 
 class CancelOrder(Message):
@@ -114,6 +125,7 @@ class HeartbeatReply(Message):
     state: str = Field(description="the coordinator's view of this worker")
     reason: str = Field(description='why it does or does not get work: "active", "quarantined: wrong canary"')
     versions: tuple[VersionNotice, ...] = Field((), description="newest version of each job this worker serves")
+    forthcoming: tuple[Forthcoming, ...] = Field((), description="versions that are being encoded; to be ignored at will")
     cancel: tuple[CancelOrder, ...] = ()
     drain: str | None = Field(None, description="a reason: finish leases and leave")
     price_uusd_per_hour: int
@@ -221,7 +233,9 @@ class Confirm(Message):
     fetched_bytes: Count = 0
     fetched_from_peers_bytes: Count = 0
     fetch_s: Annotated[float, Field(ge=0)] = 0.0
-    apply_s: Annotated[float, Field(ge=0)] = 0.0
+    assemble_s: Annotated[float, Field(ge=0)] = Field(0.0, description="from the last piece to a verified snapshot on disk")
+    apply_s: Annotated[float, Field(ge=0)] = Field(0.0, description="how long the engine stood still for the swap")
+    skipped: Count = Field(0, description="versions passed over on purpose since the last confirmation")
 
 
 class ConfirmReply(Message):
@@ -239,12 +253,33 @@ class Source(Message):
     ticket: str = Field(description="signed by the coordinator; see PROTOCOL.md, tickets")
 
 
+class SignedHop(Message):
+    """One edge of a path, to the version at the path's end or to one in between (see p2p/PROTOCOL.md)."""
+
+    text: str = Field(description="canonical JSON of p2p.domain.hops, exactly as signed")
+    signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+
+
 class ManifestReply(Message):
-    """GET jobs/{job}/manifests/{version}: the signed manifest (see p2p/PROTOCOL.md) and peers that hold it."""
+    """GET jobs/{job}/manifests/{version}: the signed manifest (see p2p/PROTOCOL.md), a path to it, and peers that hold it."""
 
     manifest: str = Field(description="canonical JSON of p2p.domain.manifest, exactly as signed")
     signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+    hops: tuple[SignedHop, ...] = Field((), description="the cheapest path from what the worker holds, in order", max_length=128)
     sources: tuple[Source, ...] = ()
+
+
+class SignedBatch(Message):
+    """One batch of a transfer's pieces (see p2p/PROTOCOL.md)."""
+
+    text: str = Field(description="canonical JSON of p2p.domain.batches, exactly as signed")
+    signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+
+
+class BatchesReply(Message):
+    """GET jobs/{job}/transfers/{transfer}?since=N: the batches from number N on, in order; none when none came for a while."""
+
+    batches: tuple[SignedBatch, ...] = ()
 
 
 class Leave(Message):

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
 from p2p.adapters.durable import REAL_FILES, FileLayer, make_directory_durably, replace_directory_durably
 from p2p.adapters.piece_store import PieceStore
-from p2p.adapters.snapshot_dir import WEIGHTS, open_snapshot
+from p2p.adapters.snapshot_dir import WEIGHTS, Snapshot, open_snapshot
 from p2p.codec import safetensors
 from p2p.codec.encodings import ENCODINGS, Base, Encoding
-from p2p.codec.layout import Bytes, gather, shards, view
-from p2p.domain.manifest import Edge, Manifest, Piece
+from p2p.codec.layout import Bytes, Shard, gather, shards, view
+from p2p.domain.hops import Hop
+from p2p.domain.manifest import Manifest, Piece
 from p2p.errors import ApplyFailed, SwarmError
 
 NOTHING_HELD: Mapping[str, Path] = MappingProxyType({})
@@ -21,7 +22,7 @@ NOTHING_HELD: Mapping[str, Path] = MappingProxyType({})
 
 def assemble(
     manifest: Manifest,
-    edge: Edge,
+    path: Sequence[Hop],
     store: PieceStore,
     directory: Path,
     *,
@@ -29,16 +30,18 @@ def assemble(
     encodings: Mapping[str, Encoding] = ENCODINGS,
     files: FileLayer = REAL_FILES,
 ) -> None:
-    """Make `directory` the snapshot that `manifest` names, from the pieces of `edge`; durable and verified whole on return.
+    """Make `directory` the snapshot that `manifest` names, from the pieces of the path's edges; durable and verified whole on return.
 
-    `held` maps digests of versions to their directories: a delta edge is applied to its base there. An older directory of the
-    name is replaced atomically. Raises ApplyFailed (what failed); `directory` is then as it was, and nothing is left beside it.
+    `held` maps digests of versions to their directories: the first hop's base is one of them, unless it is a keyframe. All hops are
+    applied shard by shard, so that no version in between is ever on disk. An empty path copies the held version with the
+    same bits. An older directory of the name is replaced atomically.
+    Raises ApplyFailed (what failed); `directory` is then as it was, and nothing is left beside it.
     """
     temporary = directory.with_name(f".{directory.name}.{secrets.token_hex(8)}.tmp")
     try:
-        encoding, base = _plan(manifest, edge, held, encodings)
+        _check_path(manifest, path, held, encodings)
         make_directory_durably(temporary, files=files)
-        _write_weights(manifest, encoding.decode(_stored(store, edge.pieces), shards(manifest.tensors), base), temporary / WEIGHTS)
+        _write_weights(manifest, _decoded(manifest, path, store, held, encodings), temporary / WEIGHTS)
         for entry in manifest.files:
             files.write_file(temporary / entry.name, b"".join(_stored(store, entry.pieces)))
         _verify(manifest, temporary)
@@ -49,23 +52,74 @@ def assemble(
         _discard(temporary, files)
 
 
-def _plan(
-    manifest: Manifest, edge: Edge, held: Mapping[str, Path], encodings: Mapping[str, Encoding]
-) -> tuple[Encoding, Base | None]:
-    """How to decode the edge, and on what base."""
-    if edge not in manifest.edges:
-        raise ApplyFailed("the edge is not one of the manifest's")
-    encoding = encodings.get(edge.encoding)
-    if encoding is None:
-        raise ApplyFailed(f"encoding {edge.encoding!r} is not known here; known are {sorted(encodings)}: choose another edge")
-    if edge.base_digest is None:
-        return encoding, None
-    if edge.base_digest not in held:
-        raise ApplyFailed(f"its base, version {edge.base_version} with digest {edge.base_digest}, is not held: choose another edge")
-    base = open_snapshot(held[edge.base_digest])
-    if base.tensors != manifest.tensors:
-        raise ApplyFailed(f"the base at {held[edge.base_digest]} has other tensors than version {manifest.version}")
-    return encoding, lambda shard: gather(shard, base.read)
+def _check_path(manifest: Manifest, path: Sequence[Hop], held: Mapping[str, Path], encodings: Mapping[str, Encoding]) -> None:
+    """Whether the path leads, hop by hop, from something held or from nothing to the manifest's version."""
+    if not path and manifest.digest not in held:
+        raise ApplyFailed("the path is empty, and no held version has these bits: choose another path")
+    if path and path[-1].digest != manifest.digest:
+        raise ApplyFailed("the path does not end at the manifest's version: choose another path")
+    before: str | None = None
+    for number, hop in enumerate(path):
+        hop.check_fits(manifest)
+        edge = hop.edge
+        if edge.encoding not in encodings:
+            raise ApplyFailed(f"encoding {edge.encoding!r} is not known here; known are {sorted(encodings)}: choose another path")
+        if number == 0 and edge.base_digest is not None and edge.base_digest not in held:
+            raise ApplyFailed(
+                f"its base, version {edge.base_version} with digest {edge.base_digest}, is not held: choose another path"
+            )
+        if number > 0 and edge.base_digest != before:
+            raise ApplyFailed(f"hop {number} starts at {edge.base_digest}, the one before it ends at {before}: choose another path")
+        before = hop.digest
+
+
+def _decoded(
+    manifest: Manifest, path: Sequence[Hop], store: PieceStore, held: Mapping[str, Path], encodings: Mapping[str, Encoding]
+) -> Iterator[Bytes]:
+    """The version's shards in layout order: each hop decodes on what the one before it yields."""
+    plan = shards(manifest.tensors)
+    base: Base | None = None
+    start = path[0].edge.base_digest if path else manifest.digest
+    if start is not None:
+        directory = held[start]
+        snapshot = open_snapshot(directory)
+        if snapshot.tensors != manifest.tensors:
+            raise ApplyFailed(f"the base at {directory} has other tensors than version {manifest.version}")
+        base = _reader(snapshot)
+    if base is not None and not path:  # another version with the very same bits
+        yield from (base(shard) for shard in plan)
+        return
+    for hop in path[:-1]:
+        base = _Lockstep(_hop_shards(hop, plan, store, encodings, base), plan).read
+    yield from _hop_shards(path[-1], plan, store, encodings, base)
+
+
+def _hop_shards(
+    hop: Hop, plan: Sequence[Shard], store: PieceStore, encodings: Mapping[str, Encoding], base: Base | None
+) -> Iterator[Bytes]:
+    """What one hop yields; its failures say which hop it was."""
+    try:
+        yield from encodings[hop.edge.encoding].decode(_stored(store, hop.edge.pieces), plan, base)
+    except ApplyFailed as error:
+        raise ApplyFailed(f"hop to version {hop.version} from {hop.edge.base_version}: {error}") from error
+
+
+class _Lockstep:
+    """The shards of a hop as the base of the next one, which may not look at all of them."""
+
+    def __init__(self, decoded: Iterator[Bytes], plan: Sequence[Shard]) -> None:
+        self._decoded = zip(plan, decoded, strict=True)
+
+    def read(self, wanted: Shard) -> Bytes:
+        """The shard; asked in the order of the plan."""
+        for shard, data in self._decoded:
+            if shard is wanted:
+                return data
+        raise ApplyFailed(f"the shard at byte {wanted.offset} was asked for out of order")
+
+
+def _reader(snapshot: Snapshot) -> Base:
+    return lambda shard: gather(shard, snapshot.read)
 
 
 def _stored(store: PieceStore, pieces: tuple[Piece, ...]) -> Iterator[bytes]:
@@ -74,7 +128,7 @@ def _stored(store: PieceStore, pieces: tuple[Piece, ...]) -> Iterator[bytes]:
         try:
             data = store.read(piece.digest)
         except KeyError:
-            raise ApplyFailed(f"piece {piece.digest} is not in the store: fetch the edge first") from None
+            raise ApplyFailed(f"piece {piece.digest} is not in the store: fetch the path first") from None
         if len(data) != piece.size:
             raise ApplyFailed(f"piece {piece.digest} holds {len(data)} bytes, the manifest says {piece.size}")
         yield data
@@ -92,7 +146,7 @@ def _verify(manifest: Manifest, directory: Path) -> None:
     """Read back what was written: its digest must be the one in the manifest."""
     found = open_snapshot(directory).digest()
     if found != manifest.digest:
-        raise ApplyFailed(f"the result has digest {found}, the manifest names {manifest.digest}: fetch by another edge")
+        raise ApplyFailed(f"the result has digest {found}, the manifest names {manifest.digest}: fetch by another path")
 
 
 def _discard(temporary: Path, files: FileLayer) -> None:

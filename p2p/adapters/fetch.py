@@ -13,7 +13,7 @@ from typing import Protocol
 from p2p.adapters.assemble import assemble
 from p2p.adapters.piece_store import PieceStore
 from p2p.domain.fetching import Arrived, Event, Failed, Fetching, FetchLimits, Request, Tick
-from p2p.domain.manifest import Edge, Manifest, Piece
+from p2p.domain.manifest import Piece
 from p2p.errors import FetchFailed, PieceAbsent, PieceCorrupt
 
 __all__ = ["FetchReport", "PieceSource", "assemble", "fetch"]
@@ -47,8 +47,7 @@ class FetchReport:
 
 
 async def fetch(
-    manifest: Manifest,
-    edge: Edge,
+    needed: Sequence[Piece],
     sources: Sequence[PieceSource],
     store: PieceStore,
     *,
@@ -56,12 +55,11 @@ async def fetch(
     on_progress: Progress | None = None,
     origins: Collection[str] = (),
 ) -> FetchReport:
-    """Bring every piece of the edge, and of the manifest's files, into the store; those already there are not asked for.
+    """Bring every needed piece (each named once) into the store; those already there are not asked for.
 
     `on_progress(bytes here, bytes needed)` is called at the start and after each piece. `origins` names the sources to spare
     while others can serve. Raises FetchFailed: no piece for `no_progress_s`, or the store cannot write. Cancelling is safe.
     """
-    needed = manifest.pieces(edge)
     missing = await asyncio.to_thread(lambda: [piece for piece in needed if not store.has(piece.digest)])
     total, left = _bytes(needed), _bytes(missing)
     limits = FetchLimits(no_progress_s=no_progress_s)

@@ -44,12 +44,12 @@ class PieceStore:
         """Whether the piece was stored."""
         return self.path(digest).is_file()
 
-    def put(self, piece: Piece, data: bytes) -> None:
+    def put(self, piece: Piece, data: bytes | bytearray) -> None:
         """Store `data` if it is the piece; one that is here already is left alone. Raises PieceCorrupt, OSError."""
         pieces.verify(piece, data)
         path = self.path(piece.digest)
         if not path.is_file():
-            write_durably(path, data, files=self._files)
+            write_durably(path, memoryview(data), files=self._files)
 
     def read(self, digest: str) -> bytes:
         """The piece, verified. Raises KeyError if absent; PieceCorrupt if the disk changed it, and then it is removed."""

@@ -1,57 +1,229 @@
-"""Publishing: a Hugging Face directory becomes pieces in a store and an unsigned manifest that names them.
+"""Publishing: a Hugging Face directory becomes pieces in a store, an unsigned manifest that names them, and more edges later.
 
-Runs in a process of its own beside the learner (`python -m p2p.adapters.publish`), so that training goes on meanwhile.
+Runs in a process of its own beside the learner (`coordinator.adapters.encode_child`, or `python -m p2p.adapters.publish`), so that
+training goes on meanwhile. Pieces are told batch by batch while later shards are still being encoded.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from p2p.adapters.piece_store import PieceStore
 from p2p.adapters.snapshot_dir import Snapshot, open_snapshot
 from p2p.codec import pieces
-from p2p.codec.encodings import ENCODINGS
-from p2p.codec.layout import gather, shards
+from p2p.codec.encodings import ENCODINGS, Encoding
+from p2p.codec.layout import Bytes, Chunk, Shard, gather, shards, view
+from p2p.domain.batches import Batch, text_hash
+from p2p.domain.hops import Hop
+from p2p.domain.lineage import DELTA
 from p2p.domain.manifest import KEYFRAMES, Edge, FileEntry, Manifest, Piece
-from p2p.errors import SwarmError
+from p2p.errors import SnapshotError, SwarmError
+
+BATCH_BYTES = 4 << 20  # pieces told at once: few signatures, and no long wait before the first piece may leave
+MOST_IN_BATCH = 64
+LEAST_PIECE, MOST_PIECE = 64 << 10, 1 << 20
+PIECES_AN_EDGE = 400
+
+OnBatch = Callable[[str], None]
 
 
-def publish(directory: Path, store_dir: Path, *, job_id: str, version: int, canary_ids: Sequence[int]) -> Manifest:
-    """Encode the snapshot in `directory` in every keyframe encoding; its pieces are durable in `store_dir` on return.
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A version to encode against, whole in `directory`. `expected_bytes` is what the delta may take; 0: not known."""
 
-    Memory is bounded by a few shards. Raises SnapshotError for a directory that is none, ManifestError for a job id, version or
-    canary that a manifest cannot carry, OSError. What a failure leaves in the store are valid pieces that no manifest names.
-    """
-    snapshot = open_snapshot(directory)
-    store = PieceStore(store_dir)
-    manifest = Manifest(
-        job_id=job_id,
-        version=version,
-        digest=snapshot.digest(),
-        tensors=snapshot.tensors,
-        aliases=snapshot.aliases,
-        files=tuple(FileEntry(name, _keep(store, pieces.cut_file(data))) for name, data in snapshot.files.items()),
-        canary_ids=tuple(canary_ids),
-        edges=tuple(_keyframe(snapshot, store, encoding) for encoding in KEYFRAMES),
-    )
-    return Manifest.from_json(manifest.to_json())
+    version: int
+    digest: str
+    directory: Path
+    expected_bytes: int = 0
 
 
-def _keyframe(snapshot: Snapshot, store: PieceStore, encoding: str) -> Edge:
-    stream = ((shard, gather(shard, snapshot.read)) for shard in shards(snapshot.tensors))
-    return Edge(encoding, None, None, _keep(store, pieces.cut(ENCODINGS[encoding].encode(stream, None))))
+class Encoder:
+    """Encodes snapshots into one store. Remembers which directories it has hashed, so that a base is not hashed at each use."""
+
+    def __init__(self, store_dir: Path, *, encodings: Mapping[str, Encoding] = ENCODINGS) -> None:
+        self._store = PieceStore(store_dir)
+        self._encodings = encodings
+        self._hashed: dict[Path, str] = {}
+
+    def publish(
+        self,
+        directory: Path,
+        *,
+        job_id: str,
+        version: int,
+        canary_ids: Sequence[int],
+        base: Base | None = None,
+        on_batch: OnBatch = lambda _: None,
+    ) -> Manifest:
+        """Encode the snapshot against `base`, or as keyframes if there is none that fits; its pieces are durable on return.
+
+        Memory is bounded by a few shards. Raises SnapshotError for a directory that is none, ManifestError for a job id, version or
+        canary that a manifest cannot carry, OSError. What a failure leaves in the store are valid pieces that no manifest names.
+        """
+        snapshot = open_snapshot(directory)
+        target = _Target(job_id, version, snapshot)
+        edges = self._deltas(target, [] if base is None else [base], on_batch) or self._keyframes(target, on_batch)
+        manifest = Manifest(
+            job_id=job_id,
+            version=version,
+            digest=self._digest(directory, snapshot),
+            tensors=snapshot.tensors,
+            aliases=snapshot.aliases,
+            files=tuple(FileEntry(name, self._keep(pieces.cut_file(data))) for name, data in snapshot.files.items()),
+            canary_ids=tuple(canary_ids),
+            edges=edges,
+        )
+        return Manifest.from_json(manifest.to_json())
+
+    def add_edges(
+        self,
+        directory: Path,
+        manifest: Manifest,
+        *,
+        bases: Sequence[Base] = (),
+        keyframe: bool = False,
+        on_batch: OnBatch = lambda _: None,
+    ) -> tuple[Hop, ...]:
+        """More edges to a published version: deltas against `bases` (those that fit), and keyframes. Raises SwarmError, OSError."""
+        snapshot = open_snapshot(directory)
+        if self._digest(directory, snapshot) != manifest.digest:
+            raise SnapshotError(f"{directory} does not hold version {manifest.version} ({manifest.digest[:12]}) any more")
+        target = _Target(manifest.job_id, manifest.version, snapshot)
+        edges = self._deltas(target, bases, on_batch)
+        edges += self._keyframes(target, on_batch) if keyframe else ()
+        layout = manifest.layout
+        return tuple(Hop(manifest.job_id, manifest.version, manifest.digest, layout, edge) for edge in edges)
+
+    def _keyframes(self, target: _Target, on_batch: OnBatch) -> tuple[Edge, ...]:
+        size = sum(tensor.nbytes for tensor in target.snapshot.tensors)
+        return tuple(self._edge(target, encoding, None, size, None, on_batch) for encoding in KEYFRAMES)
+
+    def _deltas(self, target: _Target, bases: Sequence[Base], on_batch: OnBatch) -> tuple[Edge, ...]:
+        """Edges against the bases whose bits are what they should be and that have the same tensors."""
+        edges = []
+        for base in bases:
+            found = self._open_base(base)
+            if found is not None and (found.tensors, found.aliases) == (target.snapshot.tensors, target.snapshot.aliases):
+                edges.append(self._edge(target, DELTA, base, base.expected_bytes, found, on_batch))
+        return tuple(edges)
+
+    def _open_base(self, base: Base) -> Snapshot | None:
+        """None when the directory is gone or holds other bits: an edge against them would lead nowhere."""
+        if DELTA not in self._encodings:
+            return None
+        try:
+            found = open_snapshot(base.directory)
+        except (SnapshotError, OSError):
+            return None
+        return found if self._digest(base.directory, found) == base.digest else None
+
+    def _digest(self, directory: Path, snapshot: Snapshot) -> str:
+        if directory not in self._hashed:
+            self._hashed = {known: digest for known, digest in self._hashed.items() if known.is_dir()}
+            self._hashed[directory] = snapshot.digest()
+        return self._hashed[directory]
+
+    def _edge(
+        self, target: _Target, encoding: str, base: Base | None, expected: int, found: Snapshot | None, on_batch: OnBatch
+    ) -> Edge:
+        stream = ((shard, gather(shard, target.snapshot.read)) for shard in shards(target.snapshot.tensors))
+        read = None if found is None else _reader(found)
+        chunks = self._encodings[encoding].encode(stream, read)
+        batches = _Batches(target, encoding, None if base is None else base.digest, on_batch)
+        for data in cut(chunks, piece_bytes(expected)):
+            batches.add(self._keep([data])[0])
+        row, transfer = batches.finish()
+        return Edge(encoding, None if base is None else base.version, batches.base_digest, row, transfer)
+
+    def _keep(self, parts: Iterable[bytes]) -> tuple[Piece, ...]:
+        named = []
+        for data in parts:
+            piece = pieces.name(data)
+            self._store.put(piece, data)
+            named.append(piece)
+        return tuple(named)
 
 
-def _keep(store: PieceStore, parts: Iterable[bytes]) -> tuple[Piece, ...]:
-    named = []
-    for data in parts:
-        piece = pieces.name(data)
-        store.put(piece, data)
-        named.append(piece)
-    return tuple(named)
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """The version being encoded."""
+
+    job_id: str
+    version: int
+    snapshot: Snapshot
+
+
+class _Batches:
+    """Tells the pieces of one edge as they come into the store, a few at a time."""
+
+    def __init__(self, target: _Target, encoding: str, base_digest: str | None, on_batch: OnBatch) -> None:
+        self.base_digest = base_digest
+        self._target = target
+        self._encoding = encoding
+        self._on_batch = on_batch
+        self._row: list[Piece] = []
+        self._waiting: list[Piece] = []
+        self._number = 0
+        self._previous = ""
+        self._transfer = ""
+
+    def add(self, piece: Piece) -> None:
+        """The next piece is in the store."""
+        self._row.append(piece)
+        self._waiting.append(piece)
+        # The first piece is told at once: its journey is what everyone waits for.
+        if self._number == 0 or len(self._waiting) >= MOST_IN_BATCH or sum(one.size for one in self._waiting) >= BATCH_BYTES:
+            self._tell(is_last=False)
+
+    def finish(self) -> tuple[tuple[Piece, ...], str]:
+        """The whole row, and the transfer's id."""
+        self._tell(is_last=True)
+        return tuple(self._row), self._transfer
+
+    def _tell(self, *, is_last: bool) -> None:
+        target = self._target
+        batch = Batch(
+            target.job_id,
+            target.version,
+            self._encoding,
+            self.base_digest,
+            self._number,
+            self._previous,
+            tuple(self._waiting),
+            is_last,
+        )
+        text = batch.to_json()
+        self._previous = text_hash(text)
+        self._transfer = self._transfer or self._previous
+        self._number += 1
+        self._waiting = []
+        self._on_batch(text)
+
+
+def piece_bytes(expected: int) -> int:
+    """Size of the pieces of an edge that takes about so many bytes: a few hundred pieces, so that relays are filled soon."""
+    return max(LEAST_PIECE, min(MOST_PIECE, expected // PIECES_AN_EDGE))
+
+
+def cut(stream: Iterable[Chunk], size: int) -> Iterator[bytes]:
+    """The stream in pieces of `size` bytes, each as soon as it is full; the last one may be shorter."""
+    buffer = bytearray()
+    for chunk in stream:
+        buffer += view(chunk)
+        whole = len(buffer) - len(buffer) % size
+        for start in range(0, whole, size):
+            yield bytes(memoryview(buffer)[start : start + size])
+        del buffer[:whole]
+    if buffer:
+        yield bytes(buffer)
+
+
+def _reader(snapshot: Snapshot) -> Callable[[Shard], Bytes]:
+    return lambda shard: gather(shard, snapshot.read)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,7 +237,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         canary = [int(token) for token in options.canary_ids.split(",") if token]
-        manifest = publish(options.directory, options.store, job_id=options.job_id, version=options.version, canary_ids=canary)
+        encoder = Encoder(options.store)
+        manifest = encoder.publish(options.directory, job_id=options.job_id, version=options.version, canary_ids=canary)
     except (SwarmError, OSError, ValueError) as error:
         print(f"cannot publish {options.directory}: {error}", file=sys.stderr)
         return 1

@@ -17,11 +17,10 @@ from p2p.codec.snapshot import whole_digest
 from p2p.domain.manifest import ALLOWED_FILES, MAX_FILE_BYTES, Tensor
 from p2p.errors import SnapshotError
 
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
+WEIGHTS = safetensors.WEIGHTS
+INDEX = safetensors.INDEX
 MAX_INDEX_BYTES = 64 << 20
 TIED_HEAD = "lm_head.weight"
-_SHARD_FILE = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 _EMBEDDING = re.compile(r"(.*\.)?(embed_tokens|wte|word_embeddings|embed_in|tok_embeddings)\.weight")
 
 
@@ -54,7 +53,7 @@ def open_snapshot(directory: Path) -> Snapshot:
     mapped: dict[str, Bytes] = {}
     tensors: dict[str, Tensor] = {}
     metadata: dict[str, str] = {}
-    for path in _weight_files(directory):
+    for path in weight_files(directory):
         header, data = _map(path)
         for one in header.tensors:
             name = one.tensor.name
@@ -72,8 +71,8 @@ def open_snapshot(directory: Path) -> Snapshot:
     return Snapshot(stored, aliases, files, mapped)
 
 
-def _weight_files(directory: Path) -> Sequence[Path]:
-    """The safetensors files of a directory: the single one, or those its index names."""
+def weight_files(directory: Path) -> Sequence[Path]:
+    """The safetensors files of a directory: the single one, or those its index names. Raises SnapshotError."""
     single, index = directory / WEIGHTS, directory / INDEX
     if single.is_file():
         return [single]
@@ -81,7 +80,7 @@ def _weight_files(directory: Path) -> Sequence[Path]:
         raise SnapshotError(f"{directory} holds neither {WEIGHTS} nor {INDEX}: save the model with safetensors")
     names = _index_names(index)
     for name in names:
-        if not _SHARD_FILE.fullmatch(name):
+        if not safetensors.SHARD_NAME.fullmatch(name):
             raise SnapshotError(f"{index} names the file {name[:80]!r}; names must be like model-00001-of-00002.safetensors")
     return [directory / name for name in names]
 

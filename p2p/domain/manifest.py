@@ -7,9 +7,11 @@ nothing: sizes are limited before parsing, every value is checked, and the text 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+
+from blake3 import blake3
 
 from p2p.domain import dtypes
 from p2p.domain import strict_json as js
@@ -40,10 +42,10 @@ MAX_DIMENSIONS = 8
 MAX_CANARY = 4096
 EDGE_SLACK_BYTES = 1 << 20  # an encoding may add this, and 1/64, to the raw bytes
 
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+DIGEST = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[\x21-\x7e]{1,512}")
-_JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
-_ENCODING = re.compile(r"[a-z][a-z0-9-]{0,31}")
+JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+ENCODING = re.compile(r"[a-z][a-z0-9-]{0,31}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +76,16 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """One way to the version's tensor bytes: from nothing (keyframe, base None) or from a base version (delta)."""
+    """One way to the version's tensor bytes: from nothing (keyframe, base None) or from a base version (delta).
+
+    `transfer` is the hash of the first signed batch of its pieces (`batches.py`); None if they never travelled in batches.
+    """
 
     encoding: str
     base_version: int | None
     base_digest: str | None
     pieces: tuple[Piece, ...]
+    transfer: str | None = None
 
     @property
     def size(self) -> int:
@@ -105,13 +111,23 @@ class Manifest:
         """Raw bytes of all stored tensors."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
-    def pieces(self, edge: Edge) -> tuple[Piece, ...]:
-        """The distinct pieces that a receiver of `edge` needs, files included, in order."""
-        return tuple(dict.fromkeys((*self._file_pieces(), *edge.pieces)))
+    @property
+    def elements(self) -> int:
+        """Parameters: elements of all stored tensors."""
+        return sum(tensor.nbytes * 8 // dtypes.BITS[tensor.dtype] for tensor in self.tensors)
+
+    @property
+    def layout(self) -> str:
+        """Digest of what the tensors are called and how they lie: a delta applies between versions of one layout."""
+        return blake3(js.canonical({"tensors": self._plain_tensors(), "aliases": dict(self.aliases)}).encode()).hexdigest()
+
+    def pieces(self, edges: Iterable[Edge]) -> tuple[Piece, ...]:
+        """The distinct pieces that a receiver by these edges needs, files included, in order."""
+        return tuple(dict.fromkeys((*self._file_pieces(), *(piece for edge in edges for piece in edge.pieces))))
 
     def all_pieces(self) -> frozenset[Piece]:
         """Every piece named anywhere in the manifest: what a store keeps while the version is alive."""
-        return frozenset((*self._file_pieces(), *(piece for edge in self.edges for piece in edge.pieces)))
+        return frozenset(self.pieces(self.edges))
 
     def to_json(self) -> str:
         """The canonical text, the one that is signed."""
@@ -121,11 +137,11 @@ class Manifest:
                 "job_id": self.job_id,
                 "version": self.version,
                 "digest": self.digest,
-                "tensors": [[one.name, one.dtype, list(one.shape), one.nbytes] for one in self.tensors],
+                "tensors": self._plain_tensors(),
                 "aliases": dict(self.aliases),
-                "files": [{"name": file.name, "pieces": _plain(file.pieces)} for file in self.files],
+                "files": [{"name": file.name, "pieces": plain_pieces(file.pieces)} for file in self.files],
                 "canary_ids": list(self.canary_ids),
-                "edges": [_plain_edge(edge) for edge in self.edges],
+                "edges": [plain_edge(edge) for edge in self.edges],
             }
         )
 
@@ -140,23 +156,35 @@ class Manifest:
             raise ManifestError(f"the manifest is refused: {error}") from error
         return manifest
 
+    def _plain_tensors(self) -> list[list[object]]:
+        return [[one.name, one.dtype, list(one.shape), one.nbytes] for one in self.tensors]
+
     def _file_pieces(self) -> Iterator[Piece]:
         return (piece for file in self.files for piece in file.pieces)
 
 
-def _plain(pieces: tuple[Piece, ...]) -> list[list[object]]:
+def most_edge_bytes(raw_bytes: int) -> int:
+    """What an edge may take for tensors of so many bytes."""
+    return raw_bytes + raw_bytes // 64 + EDGE_SLACK_BYTES
+
+
+def plain_pieces(pieces: tuple[Piece, ...]) -> list[list[object]]:
+    """Pieces as canonical JSON spells them."""
     return [[piece.digest, piece.size] for piece in pieces]
 
 
-def _plain_edge(edge: Edge) -> dict[str, object]:
+def plain_edge(edge: Edge) -> dict[str, object]:
+    """An edge as canonical JSON spells it."""
     return {
         "encoding": edge.encoding,
         "base_version": edge.base_version,
         "base_digest": edge.base_digest,
-        "pieces": _plain(edge.pieces),
+        "pieces": plain_pieces(edge.pieces),
+        "transfer": edge.transfer,
     }
 
 
+_EDGE_KEYS = frozenset({"encoding", "base_version", "base_digest", "pieces", "transfer"})
 _KEYS = frozenset({"format", "job_id", "version", "digest", "tensors", "aliases", "files", "canary_ids", "edges"})
 
 
@@ -167,9 +195,9 @@ def _manifest(value: object) -> Manifest:
     tensors = _tensors(fields["tensors"])
     version = js.integer(fields["version"], "version", least=0, most=2**53)
     return Manifest(
-        job_id=js.text(fields["job_id"], "job_id", _JOB),
+        job_id=js.text(fields["job_id"], "job_id", JOB),
         version=version,
-        digest=js.text(fields["digest"], "digest", _DIGEST),
+        digest=js.text(fields["digest"], "digest", DIGEST),
         tensors=tensors,
         aliases=_aliases(fields["aliases"], {tensor.name for tensor in tensors}),
         files=_files(fields["files"]),
@@ -238,40 +266,50 @@ def _file(value: object, place: str) -> FileEntry:
     fields = js.record(value, place, frozenset({"name", "pieces"}))
     if fields["name"] not in ALLOWED_FILES:
         js.refuse(f"{place} name", fields["name"], f"one of {', '.join(ALLOWED_FILES)}")
-    pieces = _pieces(fields["pieces"], f"{place} pieces", limit=MAX_FILE_BYTES)
+    pieces = read_pieces(fields["pieces"], f"{place} pieces", limit=MAX_FILE_BYTES)
     return FileEntry(fields["name"], pieces)
 
 
 def _edges(value: object, version: int, raw_bytes: int) -> tuple[Edge, ...]:
     edges = tuple(
-        _edge(entry, f"edges[{index}]", version, raw_bytes) for index, entry in enumerate(js.array(value, "edges", most=MAX_EDGES))
+        read_edge(entry, f"edges[{index}]", version, raw_bytes)
+        for index, entry in enumerate(js.array(value, "edges", most=MAX_EDGES))
     )
+    for index, edge in enumerate(edges):
+        if edge.encoding == "raw" and edge.size != raw_bytes:
+            raise js.JsonRefused(f"edges[{index}] holds {edge.size} bytes; raw must hold the {raw_bytes} bytes of the tensors")
     kinds = [(edge.encoding, edge.base_digest) for edge in edges]
     if len(set(kinds)) != len(kinds):
         raise js.JsonRefused("two edges have the same encoding and base; one is allowed")
     return edges
 
 
-def _edge(value: object, place: str, version: int, raw_bytes: int) -> Edge:
-    fields = js.record(value, place, frozenset({"encoding", "base_version", "base_digest", "pieces"}))
-    encoding = js.text(fields["encoding"], f"{place} encoding", _ENCODING)
+def read_edge(value: object, place: str, version: int, raw_bytes: int) -> Edge:
+    """An edge of `version`, whose tensors hold `raw_bytes`. Raises JsonRefused."""
+    fields = js.record(value, place, _EDGE_KEYS)
+    encoding = js.text(fields["encoding"], f"{place} encoding", ENCODING)
     base_version, base_digest = fields["base_version"], fields["base_digest"]
     if (base_version is None) != (base_digest is None):
         raise js.JsonRefused(f"{place} must name both base_version and base_digest, or neither")
     if base_digest is not None:
         js.integer(base_version, f"{place} base_version", least=0, most=version)
-        js.text(base_digest, f"{place} base_digest", _DIGEST)
+        js.text(base_digest, f"{place} base_digest", DIGEST)
         if encoding in KEYFRAMES:
             js.refuse(f"{place} base_digest", base_digest, f"null: {encoding} is a keyframe")
-    pieces = _pieces(fields["pieces"], f"{place} pieces", limit=raw_bytes + raw_bytes // 64 + EDGE_SLACK_BYTES)
-    edge = Edge(encoding, base_version, base_digest, pieces)
-    if encoding == "raw" and edge.size != raw_bytes:
-        raise js.JsonRefused(f"{place} holds {edge.size} bytes; raw must hold the {raw_bytes} bytes of the tensors")
-    return edge
+    pieces = read_pieces(fields["pieces"], f"{place} pieces", limit=most_edge_bytes(raw_bytes))
+    transfer = fields["transfer"]
+    return Edge(
+        encoding,
+        base_version,
+        base_digest,
+        pieces,
+        None if transfer is None else js.text(transfer, f"{place} transfer", DIGEST),
+    )
 
 
-def _pieces(value: object, place: str, *, limit: int) -> tuple[Piece, ...]:
-    pieces = js.each(js.array(value, place, most=MAX_PIECES), place, _piece)
+def read_pieces(value: object, place: str, *, limit: int, most: int = MAX_PIECES) -> tuple[Piece, ...]:
+    """At most `most` pieces of at most `limit` bytes together. Raises JsonRefused."""
+    pieces = js.each(js.array(value, place, most=most), place, _piece)
     total = sum(piece.size for piece in pieces)
     if total > limit:
         raise js.JsonRefused(f"{place} hold {total} bytes; at most {limit} are allowed")
@@ -287,6 +325,6 @@ def _piece(value: object, place: str) -> Piece:
     if len(entry) != 2:
         js.refuse(place, value, "[digest, size]")
     return Piece(
-        digest=js.text(entry[0], f"{place} digest", _DIGEST),
+        digest=js.text(entry[0], f"{place} digest", DIGEST),
         size=js.integer(entry[1], f"{place} size", least=1, most=MAX_PIECE_BYTES),
     )

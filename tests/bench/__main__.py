@@ -1,6 +1,7 @@
 """`python -m tests.bench [NAME [--option value ...]]`: each benchmark is a module with a `main` whose parameters are its options.
 
-Without a name all of them run, one after the other, with their defaults.
+A module with an underscore in its name is part of another benchmark. Without a name all of them run, one after the other, with
+their defaults.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 def main() -> None:
     """Run one benchmark, or all."""
     here = Path(__file__).parent
-    names = sorted(path.stem for path in here.glob("*.py") if "_server" not in path.stem and not path.stem.startswith("__"))
+    names = sorted(path.stem for path in here.glob("*.py") if "_" not in path.stem)
     parser = argparse.ArgumentParser(prog="python -m tests.bench")
     commands = parser.add_subparsers(dest="name")
     runs = {}
@@ -28,6 +29,8 @@ def main() -> None:
             flag = f"--{option.name.replace('_', '-')}"
             if isinstance(option.default, bool):
                 command.add_argument(flag, action="store_true")
+            elif isinstance(option.default, tuple):
+                command.add_argument(flag, nargs="*", default=option.default)
             else:
                 command.add_argument(flag, type=type(option.default), default=option.default)
         runs[name] = module.main

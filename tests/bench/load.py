@@ -235,7 +235,7 @@ async def play(server: dict[str, Any], mark: Any, *, seconds: float, workers: in
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await asyncio.gather(*(player.close() for player in players))
-    return served | _seen(figures) | {"join_s": joined_s, "generator_cpu": generator_cpu, "generator_lag_ms": lag.take()}
+    return {**served, **_seen(figures)} | {"join_s": joined_s, "generator_cpu": generator_cpu, "generator_lag_ms": lag.take()}
 
 
 def _cpu() -> float:

@@ -31,6 +31,7 @@ from coordinator.environments.plane import DataPlaneSpec, JailedDataPlane
 from coordinator.service import grading, prompting, sealing, sweeping
 from coordinator.service.deps import Deps, LiveJob, ServiceSettings
 from coordinator.service.invites import invite_code
+from coordinator.service.ports import Tx
 from coordinator.service.tokens import secret_hash
 from coordinator.store.blobs import FileBlobs
 from coordinator.store.migrate import upgrade
@@ -111,8 +112,12 @@ async def take_steps(deps: Deps) -> None:
             await asyncio.sleep(TRAIN_S)
             await sealing.commit_step(deps, JOB, batch.step, train_s=TRAIN_S, metrics={})
             if (batch.step + 1) % PUBLISH_EVERY == 0:
-                await deps.store.write(lambda tx, version=batch.step + 1: tx.put(publication(deps, version)))
+                await deps.store.write(partial(_publish, deps=deps, version=batch.step + 1))
                 deps.wake.notify(JOB)
+
+
+async def _publish(tx: Tx, *, deps: Deps, version: int) -> None:
+    await tx.put(publication(deps, version))
 
 
 async def serve(url: str, directory: Path) -> None:

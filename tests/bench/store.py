@@ -13,6 +13,7 @@ import resource
 import tempfile
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ async def _caller(store: SqlStore, place: int, until: float, latencies: list[flo
     turn = 0
     while (began := time.perf_counter()) < until:
         turn += 1
-        await store.write(lambda tx, turn=turn: _submit(tx, place, turn))
+        await store.write(partial(_submit, place=place, turn=turn))
         latencies.append(time.perf_counter() - began)
 
 

@@ -26,6 +26,7 @@ COORDINATOR_POINTS = [
     "publish.snapshot_written:3",
     "publish.pieces_written:4",
     "publish.rows_written:5",
+    "publish.edges_written:1",
     "checkpoint.written:1",
     "checkpoint.rows_written:2",
     "end.before_rows:1",

@@ -83,7 +83,7 @@ def _tidy(target: Path) -> None:
     }
     for name, values in edits.items():
         path = target / name
-        held = json.loads(path.read_bytes()) if path.is_file() else {}
+        held: dict[str, object] = json.loads(path.read_bytes()) if path.is_file() else {}
         held.pop("_model_name_or_path", None)
         path.write_text(json.dumps(held | values, indent=2, sort_keys=True))
 

@@ -10,7 +10,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import quote
@@ -161,10 +161,26 @@ class CoordinatorClient:
         )
         return _parse(wire.SubmitReply, answer.body)
 
-    async def manifest(self, job_id: str, version: int, digest: str, *, epoch: int) -> wire.ManifestReply:
+    async def manifest(
+        self, job_id: str, version: int, digest: str, *, epoch: int, held: Sequence[str] = (), doubted: Sequence[str] = ()
+    ) -> wire.ManifestReply:
+        """The manifest, and a path to it from the `held` digests that avoids what is `doubted`."""
         path = f"{_PREFIX}/jobs/{quote(job_id, safe='')}/manifests/{version}?digest={digest}"
+        path += f"&held={','.join(held)}" if held else ""
+        path += f"&doubted={','.join(doubted)}" if doubted else ""
         answer = await self._call("GET", path, b"", epoch=epoch, limit_s=self._deadlines.manifest)
         return _parse(wire.ManifestReply, answer.body)
+
+    async def batches(self, job_id: str, transfer: str, *, since: int, epoch: int) -> wire.BatchesReply:
+        """Batches of a forthcoming version's pieces, from number `since` on."""
+        path = f"{_PREFIX}/jobs/{quote(job_id, safe='')}/transfers/{transfer}?since={since}"
+        answer = await self._call("GET", path, b"", epoch=epoch, limit_s=self._deadlines.manifest)
+        return _parse(wire.BatchesReply, answer.body)
+
+    async def control(self, path: str, body: bytes, *, epoch: int) -> bytes:
+        """The control plane by way of HTTPS: `path` is one of `p2p.adapters.control.https.PATHS`."""
+        answer = await self._call("POST", f"{_PREFIX}/{path}", body, epoch=epoch, limit_s=self._deadlines.manifest)
+        return answer.body
 
     async def piece(self, job_id: str, digest: str, size: int, *, epoch: int) -> bytes:
         """A piece's bytes; the caller checks them against the digest, which is what makes them true."""

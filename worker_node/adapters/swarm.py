@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import time
 from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -20,36 +21,46 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.wire.messages import ManifestReply, PeerAddress, Source
 from p2p.adapters.durable import write_durably
-from p2p.adapters.fetch import FetchReport, PieceSource, assemble, fetch
+from p2p.adapters.fetch import FetchReport, PieceSource, Progress, assemble, fetch
 from p2p.adapters.peer import PeerServer, PeerSource
 from p2p.adapters.piece_store import UNSYNCED_FILES, PieceStore
 from p2p.adapters.snapshot_dir import digest_of
+from p2p.domain import lineage
 from p2p.domain.addresses import PeerInfo
-from p2p.domain.lineage import cheapest
+from p2p.domain.hops import Hop, hops_of
 from p2p.domain.manifest import Manifest, Piece
-from p2p.domain.signing import check_manifest
+from p2p.domain.signing import check_hop, check_manifest
 from p2p.errors import FetchFailed, ManifestError, PieceAbsent, SwarmError
 from worker_node.adapters.coordinator_client import CoordinatorClient
 from worker_node.adapters.engine import Weights
+from worker_node.adapters.prefetch import Prefetch
 from worker_node.config import PeerSettings
 from worker_node.domain.events import FetchFinished
-from worker_node.domain.weights import Version
+from worker_node.domain.weights import Forthcoming, Version
 from worker_node.errors import CallError, ConfigError
 
 ORIGIN = "coordinator"
 NO_PROGRESS_S = 30.0
+DIGESTS_SENT = 32  # held versions, and doubted parts of paths, named to the coordinator
 _KEPT_OFFERS = 4
 _NOT_NOW = ("unknown_piece", "http_404", "busy", "too_many_requests")  # not there, or too busy: no fault of the source
 
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """A checked manifest as it came, and the peers that hold the version."""
+    """A checked manifest and the hops to it as they came, and the peers that hold the version."""
 
     manifest: Manifest
-    text: str
-    signature: str
-    sources: tuple[Source, ...] = ()
+    reply: ManifestReply
+    hops: tuple[Hop, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A version on disk, and the pieces that it came in: peers may want them."""
+
+    manifest: Manifest
+    pieces: frozenset[Piece]
 
 
 class CoordinatorPieces:
@@ -82,9 +93,14 @@ class Swarm:
         self._coordinator_key = coordinator_key
         self._versions = root / "versions"
         self._store = PieceStore(root / "pieces", files=UNSYNCED_FILES)
-        self._stored: dict[Version, Manifest] = {}
+        self._stored: dict[Version, _Stored] = {}
         self._offers: dict[Version, _Offer] = {}
         self._peers: PeerServer | None = None
+        self._doubted: dict[str, None] = {}  # edges and bases of paths that failed, newest last
+        self._prefetch = Prefetch(client, self._store, coordinator_key)
+        self._turn = asyncio.Lock()  # one version is brought at a time
+        self._fetching: asyncio.Task[FetchReport] | None = None
+        self._left = 0  # bytes of the running fetch
 
     def open(self) -> frozenset[Version]:
         """Read what earlier sessions stored, and remove what a crash left half done."""
@@ -92,9 +108,9 @@ class Swarm:
         self._store.root.mkdir(parents=True, exist_ok=True)
         self._store.sweep()
         for record in self._versions.glob("*.json"):
-            manifest = self._read_record(record)
-            if manifest is not None:
-                self._stored[_version_of(manifest)] = manifest
+            stored = self._read_record(record)
+            if stored is not None:
+                self._stored[_version_of(stored.manifest)] = stored
         kept = {_name(version) for version in self._stored}
         for path in self._versions.iterdir():
             if path.name.removesuffix(".json") not in kept:
@@ -102,42 +118,115 @@ class Swarm:
         return frozenset(self._stored)
 
     async def offer(self, version: Version, *, epoch: int) -> None:
-        """Get and check the manifest. Raises CallError, ManifestError."""
-        reply = await self._client.manifest(version.job_id, version.number, version.digest, epoch=epoch)
-        manifest = await asyncio.to_thread(self._checked, reply, version)
+        """Get and check the manifest and the path to it. Raises CallError, ManifestError."""
+        held = [stored.digest for stored in self._stored if stored.job_id == version.job_id]
+        reply = await self._client.manifest(
+            version.job_id, version.number, version.digest, epoch=epoch, held=held[-DIGESTS_SENT:], doubted=list(self._doubted)
+        )
+        offer = await asyncio.to_thread(self._checked, reply, version)
         self._offers.pop(version, None)
-        self._offers[version] = _Offer(manifest, reply.manifest, reply.signature, reply.sources)
+        self._offers[version] = offer
         while len(self._offers) > _KEPT_OFFERS:
             del self._offers[next(iter(self._offers))]
 
     async def bring(
-        self, version: Version, *, epoch: Callable[[], int], networks: Collection[str], on_progress: Callable[[int, int], None]
+        self, version: Version, *, epoch: Callable[[], int], networks: Collection[str], on_progress: Progress
     ) -> FetchFinished:
-        """Fetch the offered version's pieces and assemble it. Raises SwarmError, OSError; nothing of the version is then stored."""
-        offer = self._offers[version]
-        edge = cheapest(offer.manifest, held=frozenset(held.digest for held in self._stored))
-        await self._make_room({piece.digest for piece in offer.manifest.pieces(edge)})
+        """Fetch the pieces of the cheapest path to the offered version and apply them.
+
+        Raises SwarmError, OSError; nothing of the version is then stored, and another path is preferred the next time.
+        """
+        async with self._turn:
+            offer = self._offers[version]
+            route = self._route(offer)
+            await self._prefetch.stop()
+            report = await self._fetch(offer, route, epoch=epoch, networks=networks, on_progress=on_progress)
+            begun = time.monotonic()
+            await self._apply(version, offer, route)
+            ahead = self._prefetch.take_bytes(frozenset(hop.edge.transfer or "" for hop in route))
+            return _finished(version, report, ahead, assemble_s=time.monotonic() - begun)
+
+    async def _fetch(
+        self,
+        offer: _Offer,
+        route: tuple[Hop, ...],
+        *,
+        epoch: Callable[[], int],
+        networks: Collection[str],
+        on_progress: Progress,
+    ) -> FetchReport:
+        """The pieces of a path, from peers and the coordinator, until they are all here or `stop_fetch`."""
+        needed = offer.manifest.pieces(hop.edge for hop in route)
+        await self._make_room({piece.digest for piece in needed})
+
+        def progress(here: int, total: int) -> None:
+            self._left = total - here
+            on_progress(here, total)
+
         async with AsyncExitStack() as stack:
-            sources: list[PieceSource] = [CoordinatorPieces(self._client, version.job_id, epoch)]
-            for source in offer.sources:
+            sources: list[PieceSource] = [CoordinatorPieces(self._client, offer.manifest.job_id, epoch)]
+            for source in offer.reply.sources:
                 peer = self._peer(source, networks)
                 if peer is not None:
                     sources.append(await stack.enter_async_context(peer))
-            report = await fetch(
-                offer.manifest,
-                edge,
-                sources,
-                self._store,
-                no_progress_s=NO_PROGRESS_S,
-                on_progress=on_progress,
-                origins=(ORIGIN,),
-            )
+            work = fetch(needed, sources, self._store, no_progress_s=NO_PROGRESS_S, on_progress=progress, origins=(ORIGIN,))
+            self._fetching = asyncio.create_task(work)
+            try:
+                await asyncio.wait({self._fetching})
+                if self._fetching.cancelled():
+                    raise FetchFailed("given up for a newer version that costs less than what was left")
+                return self._fetching.result()
+            finally:
+                self._fetching.cancel()
+                await asyncio.gather(self._fetching, return_exceptions=True)
+                self._fetching, self._left = None, 0
+
+    def stop_fetch(self) -> None:
+        """Give up the running fetch, if pieces are still missing."""
+        if self._fetching is not None:
+            self._fetching.cancel()
+
+    def weigh(self, version: Version) -> tuple[int, int]:
+        """Bytes left of the running fetch, and bytes of the path to an offered version that are not here. Raises ManifestError."""
+        offer = self._offers[version]
+        pieces = offer.manifest.pieces(hop.edge for hop in self._route(offer))
+        return self._left, sum(piece.size for piece in pieces if not self._store.has(piece.digest))
+
+    async def prefetch(self, news: Forthcoming, *, epoch: Callable[[], int]) -> None:
+        """Begin to bring pieces of a version that is still being encoded, if its base is here."""
+        base = next((stored for version, stored in self._stored.items() if version.digest == news.base_digest), None)
+        if base is not None and not self._turn.locked():
+            source = CoordinatorPieces(self._client, news.job_id, epoch)
+            await self._prefetch.start(news, source, raw_bytes=base.manifest.nbytes, epoch=epoch)
+
+    def _route(self, offer: _Offer) -> tuple[Hop, ...]:
+        """The cheapest path that is known, from what is stored here."""
+        hops = {hop.way.id: hop for hop in (*offer.hops, *hops_of(offer.manifest))}
+        held = frozenset(stored.digest for stored in self._stored)
+        ways = lineage.path([hop.way for hop in hops.values()], offer.manifest.digest, held=held, doubted=frozenset(self._doubted))
+        return tuple(hops[way.id] for way in ways)
+
+    async def _apply(self, version: Version, offer: _Offer, route: tuple[Hop, ...]) -> None:
         held = {stored.digest: self._directory(stored) for stored in self._stored}
-        await asyncio.to_thread(assemble, offer.manifest, edge, self._store, self._directory(version), held=held)
-        record = json.dumps({"manifest": offer.text, "signature": offer.signature}).encode()
-        await asyncio.to_thread(write_durably, self._record(version), record)
-        self._stored[version] = offer.manifest
-        return _finished(version, report)
+        try:
+            await asyncio.to_thread(assemble, offer.manifest, route, self._store, self._directory(version), held=held)
+        except SwarmError:
+            self._doubt(route)
+            raise
+        self._doubted.clear()
+        hops = [{"text": hop.text, "signature": hop.signature} for hop in offer.reply.hops]
+        record = {"manifest": offer.reply.manifest, "signature": offer.reply.signature, "hops": hops}
+        await asyncio.to_thread(write_durably, self._record(version), json.dumps(record).encode())
+        self._stored[version] = _stored(offer)
+
+    def _doubt(self, route: tuple[Hop, ...]) -> None:
+        """A path failed: its base and its edges are taken again only where nothing else leads to the version."""
+        start = [] if not route or route[0].edge.base_digest is None else [route[0].edge.base_digest]
+        for name in (*start, *(hop.way.id for hop in route)):
+            self._doubted.pop(name, None)
+            self._doubted[name] = None
+        while len(self._doubted) > DIGESTS_SENT:
+            del self._doubted[next(iter(self._doubted))]
 
     def weights(self, version: Version) -> Weights:
         """What an engine loads."""
@@ -145,13 +234,13 @@ class Swarm:
 
     def canary_ids(self, version: Version) -> tuple[int, ...]:
         """The manifest's canary tokens."""
-        return self._stored[version].canary_ids
+        return self._stored[version].manifest.canary_ids
 
     async def drop(self, versions: Collection[Version]) -> None:
         """Forget versions and the pieces that no other version needs. The record goes first."""
         gone = [(version, self._stored.pop(version)) for version in versions if version in self._stored]
-        kept = {piece.digest for manifest in self._stored.values() for piece in manifest.all_pieces()}
-        kept |= {piece.digest for offer in self._offers.values() for piece in offer.manifest.all_pieces()}
+        kept = self._pieces_stored()
+        kept |= {piece.digest for offer in self._offers.values() for piece in _stored(offer).pieces}
         await asyncio.to_thread(self._remove_from_disk, gone, kept)
 
     async def serve_peers(self, settings: PeerSettings, worker_id: str) -> PeerAddress:
@@ -172,33 +261,41 @@ class Swarm:
         return PeerAddress(host=settings.host, port=info.port, certificate_sha256=info.certificate_sha256)
 
     async def close(self) -> None:
-        """Stop serving peers."""
+        """Stop fetching ahead and serving peers."""
+        await self._prefetch.stop()
         if self._peers is not None:
             await self._peers.close()
 
-    def _checked(self, reply: ManifestReply, version: Version) -> Manifest:
+    def _checked(self, reply: ManifestReply, version: Version) -> _Offer:
         check_manifest(self._coordinator_key, reply.manifest, reply.signature)
         manifest = Manifest.from_json(reply.manifest)
         if _version_of(manifest) != version:
             raise ManifestError(f"the manifest is of {_version_of(manifest)}, {version} was asked for: ask again")
-        return manifest
+        hops = []
+        for signed in reply.hops:
+            check_hop(self._coordinator_key, signed.text, signed.signature)
+            hops.append(Hop.from_json(signed.text))
+            hops[-1].check_fits(manifest)
+        return _Offer(manifest, reply, tuple(hops))
 
     async def _make_room(self, wanted: set[str]) -> None:
         """Remove the pieces of fetches that were given up: a disk full of them must not stop this one."""
-        needed = {piece.digest for manifest in self._stored.values() for piece in manifest.all_pieces()}
-        await asyncio.to_thread(self._store.keep_only, needed | wanted)
+        await asyncio.to_thread(self._store.keep_only, self._pieces_stored() | wanted | self._prefetch.pieces)
 
-    def _read_record(self, path: Path) -> Manifest | None:
-        """The manifest of a stored version; None when the record or any bit of the directory is not what it should be."""
+    def _pieces_stored(self) -> set[str]:
+        return {piece.digest for stored in self._stored.values() for piece in stored.pieces}
+
+    def _read_record(self, place: Path) -> _Stored | None:
+        """A stored version; None when the record or any bit of the directory is not what it should be."""
         try:
-            record = json.loads(path.read_bytes())
-            check_manifest(self._coordinator_key, record["manifest"], record["signature"])
-            manifest = Manifest.from_json(record["manifest"])
-            version = _version_of(manifest)
-            is_whole = path == self._record(version) and digest_of(self._directory(version)) == manifest.digest
+            reply = ManifestReply.model_validate_json(place.read_bytes())
+            version = _version_of(Manifest.from_json(reply.manifest))
+            offer = self._checked(reply, version)
+            manifest = offer.manifest
+            is_whole = place == self._record(version) and digest_of(self._directory(version)) == manifest.digest
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SwarmError):
             return None
-        return manifest if is_whole else None
+        return _stored(offer) if is_whole else None
 
     def _peer(self, source: Source, networks: Collection[str]) -> PeerSource | None:
         """A peer to fetch from; None when its address or ticket is unusable (peers are a bonus)."""
@@ -208,11 +305,11 @@ class Swarm:
         except (SwarmError, ValueError):  # ValueError: a network of the operator's list is none
             return None
 
-    def _remove_from_disk(self, gone: list[tuple[Version, Manifest]], kept: set[str]) -> None:
-        for version, manifest in gone:
+    def _remove_from_disk(self, gone: list[tuple[Version, _Stored]], kept: set[str]) -> None:
+        for version, stored in gone:
             _remove(self._record(version))
             _remove(self._directory(version))
-            for piece in manifest.all_pieces():
+            for piece in stored.pieces:
                 if piece.digest not in kept:
                     self._store.remove(piece.digest)
 
@@ -232,9 +329,14 @@ def _version_of(manifest: Manifest) -> Version:
     return Version(manifest.job_id, manifest.version, manifest.digest)
 
 
-def _finished(version: Version, report: FetchReport) -> FetchFinished:
+def _stored(offer: _Offer) -> _Stored:
+    return _Stored(offer.manifest, offer.manifest.all_pieces() | {piece for hop in offer.hops for piece in hop.edge.pieces})
+
+
+def _finished(version: Version, report: FetchReport, ahead: int, *, assemble_s: float) -> FetchFinished:
+    """`ahead` bytes were fetched before the version was announced."""
     from_peers = sum(count for source, count in report.bytes_by_source.items() if source != ORIGIN)
-    return FetchFinished(version, sum(report.bytes_by_source.values()), from_peers, report.seconds)
+    return FetchFinished(version, sum(report.bytes_by_source.values()) + ahead, from_peers, report.seconds, assemble_s)
 
 
 def _remove(path: Path) -> None:

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from coordinator.wire.messages import Lease, SlotRefusal
 from worker_node.domain.generation import Completion
-from worker_node.domain.weights import Version
+from worker_node.domain.weights import Forthcoming, Version
 
 
 class Call(StrEnum):
@@ -59,6 +59,7 @@ class BeatAnswered:
     versions: tuple[Version, ...] = ()
     cancelled: tuple[CancelledLease, ...] = ()
     drain: str | None = None
+    forthcoming: tuple[Forthcoming, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,8 @@ class FetchFinished:
     version: Version
     fetched_bytes: int
     from_peers_bytes: int
-    seconds: float
+    seconds: float  # until the last piece
+    assemble_s: float = 0.0  # from there to the verified snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,15 @@ class FetchFailed:
 
     version: Version
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """Bytes left of the running fetch, and bytes of the cheapest path to a newer version. Not known: 0 left."""
+
+    version: Version
+    left: int
+    jump: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +223,7 @@ Event = (
     | ManifestArrived
     | FetchFinished
     | FetchFailed
+    | Weighed
     | SwapFinished
     | SwapFailed
     | ConfirmAnswered

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import isfinite
 from random import Random
 
+from p2p.domain.lineage import should_jump
 from worker_node.domain import weights
 from worker_node.domain.events import (
     CallFailed,
@@ -19,11 +20,21 @@ from worker_node.domain.events import (
     Outcome,
     SwapFailed,
     SwapFinished,
+    Weighed,
 )
-from worker_node.domain.instructions import DropVersions, FetchManifest, FetchPieces, SendConfirm, SwapWeights
+from worker_node.domain.instructions import (
+    DropVersions,
+    FetchManifest,
+    FetchPieces,
+    Prefetch,
+    SendConfirm,
+    StopFetch,
+    SwapWeights,
+    Weigh,
+)
 from worker_node.domain.lane import Lane
 from worker_node.domain.outbox import Outbox
-from worker_node.domain.weights import Shelf, Version
+from worker_node.domain.weights import Forthcoming, Shelf, Version
 
 KEPT_NUMBERS = 256  # versions below the loaded one that are remembered: more than any lease spans (S is at most 64)
 KEPT_FAILURES = 64
@@ -55,6 +66,10 @@ class Holding:
         self._canary: SwapFinished | None = None  # of the loaded version
         self._is_unconfirmed = False  # the loaded version: its canary has to be judged
         self._failures: dict[Version, int] = {}  # swaps and confirmations that went wrong
+        self._news: tuple[Forthcoming, ...] = ()
+        self._prefetched = ""  # the transfer asked for last
+        self._weighed: Version | None = None  # the newest version that a jump was weighed for
+        self._skipped = 0  # versions passed over on purpose, not reported yet
         self.loaded: Version | None = None
         self.job: str | None = None  # whose model the engine has, right or wrong
         self.fetching: Version | None = None
@@ -114,14 +129,33 @@ class Holding:
             self._manifests.answered(now)
             self._outbox.order(FetchPieces(version))
 
+    def heard_of(self, news: tuple[Forthcoming, ...]) -> None:
+        """What is being encoded now."""
+        self._news = news
+
+    def weighed(self, event: Weighed, now: float) -> None:
+        """A running fetch is finished unless the jump to the newest version costs less than what is left."""
+        running = self.fetching
+        if running is None or event.version != self._weighed or self._manifests.in_flight:
+            return
+        if not should_jump(left=event.left, jump=event.jump):
+            return
+        self._outbox.note(
+            now, "version_skipped", f"{running}: {event.version} costs {event.jump} bytes, {event.left} were left", ""
+        )
+        self._skipped += 1
+        self.fetching = event.version
+        self._outbox.order(StopFetch(running), FetchPieces(event.version))
+
     def fetch_ended(self, event: FetchFinished | FetchFailed, now: float) -> None:
         """The version is on disk, or nothing of it is used."""
+        if isinstance(event, FetchFinished):  # also of one that was given up a moment too late
+            self._stored.add(event.version)
+            self._fetched[event.version] = event
         if event.version != self.fetching:
             return
         self.fetching = None
         if isinstance(event, FetchFinished):
-            self._stored.add(event.version)
-            self._fetched[event.version] = event
             return
         self._outbox.note(now, "fetch_failed", f"{event.version}: {event.reason}", "network")
         self._manifests.failed(now)
@@ -158,6 +192,7 @@ class Holding:
             return self._disproved(event.version, event.reason, now)
         self._confirms.answered(now)
         self._is_unconfirmed = False
+        self._skipped = 0
         self._failures.pop(event.version, None)
         self.confirmed |= {event.version}
         self._forget_old(event.version)
@@ -209,6 +244,20 @@ class Holding:
             self._manifests.started(now)
             self._outbox.order(FetchManifest(version))
 
+    def start_weighing(self, target: Version | None) -> None:
+        """Ask once for each newer version what a jump to it costs, while pieces are being fetched."""
+        version = weights.to_weigh(self._shelf(), target)
+        if version is not None and version != self._weighed and not self._manifests.in_flight:
+            self._weighed = version
+            self._outbox.order(Weigh(version))
+
+    def start_prefetch(self) -> None:
+        """Bring what can be brought of the version that comes next."""
+        news = weights.to_prefetch(self._shelf(), self._news, job_id=self.job, asked=self._prefetched)
+        if news is not None:
+            self._prefetched = news.transfer
+            self._outbox.order(Prefetch(news))
+
     def start_swap(self, target: Version | None, now: float, *, abort_running: bool) -> None:
         """Put the target into the engine. Running completions go on only if the numbers in them can go up and mean one thing each."""
         version = weights.to_swap(self._shelf(), target)
@@ -234,7 +283,9 @@ class Holding:
                 fetched_bytes=fetched.fetched_bytes,
                 from_peers_bytes=fetched.from_peers_bytes,
                 fetch_s=fetched.seconds,
+                assemble_s=fetched.assemble_s,
                 apply_s=self._canary.seconds,
+                skipped=self._skipped,
             )
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from worker_node.domain.generation import Completion, GenerationRequest
-from worker_node.domain.weights import Version
+from worker_node.domain.weights import Forthcoming, Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,27 @@ class FetchPieces:
 
 
 @dataclass(frozen=True, slots=True)
+class Weigh:
+    """What would it cost to jump to this version, and what is left of the running fetch? Answer: Weighed."""
+
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class StopFetch:
+    """Give the running fetch up; no answer is waited for."""
+
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Bring pieces of a version that is still being encoded; no answer is waited for, and any fetch ends it."""
+
+    news: Forthcoming
+
+
+@dataclass(frozen=True, slots=True)
 class SwapWeights:
     """Between two decode steps. Answer: SwapFinished or SwapFailed, after a CompletionAborted for each slot stopped."""
 
@@ -67,7 +88,9 @@ class SendConfirm:
     fetched_bytes: int
     from_peers_bytes: int
     fetch_s: float
+    assemble_s: float
     apply_s: float
+    skipped: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +148,9 @@ Instruction = (
     | AskLease
     | FetchManifest
     | FetchPieces
+    | Weigh
+    | StopFetch
+    | Prefetch
     | SwapWeights
     | SendConfirm
     | StartGeneration

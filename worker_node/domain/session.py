@@ -41,6 +41,7 @@ from worker_node.domain.events import (
     SubmitAnswered,
     SwapFailed,
     SwapFinished,
+    Weighed,
     Woke,
 )
 from worker_node.domain.holding import Holding, HoldingLimits
@@ -169,6 +170,8 @@ class Session:
                 self._holding.manifest_arrived(version, self._now)
             case FetchFinished() | FetchFailed():
                 self._holding.fetch_ended(event, self._now)
+            case Weighed():
+                self._holding.weighed(event, self._now)
             case SwapFinished() | SwapFailed():
                 self._make_again(self._holding.swap_ended(event, self._now))
             case ConfirmAnswered():
@@ -208,6 +211,7 @@ class Session:
         self._lanes[Call.BEAT].answered(self._now, next_in_s=event.heartbeat_s)
         self._state, self._state_reason = event.state, event.reason
         self._notices = event.versions
+        self._holding.heard_of(event.forthcoming)
         for cancelled in event.cancelled:
             self._drop_lease(cancelled.lease_id, "cancelled", cancelled.reason, "")
         if event.drain is not None and self._exit is None:
@@ -352,6 +356,8 @@ class Session:
             self._drop_lease(lease_id, "overdue", "its wall deadline passed", "worker")
         if self._exit is None:
             self._holding.start_fetch(self._target(), self._now)
+            self._holding.start_weighing(self._target())
+            self._holding.start_prefetch()
             self._holding.start_swap(self._target(), self._now, abort_running=self._work.aborts_on_update)
         self._generate()
         self._holding.start_confirm(self._epoch, self._now)

@@ -19,6 +19,16 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True)
+class Forthcoming:
+    """A version that is being encoded against a base; `transfer` names the batches of its pieces."""
+
+    job_id: str
+    number: int
+    base_digest: str
+    transfer: str
+
+
+@dataclass(frozen=True, slots=True)
 class Shelf:
     """What this worker has. `stored` lies verified and whole on disk; `loaded` is in the engine."""
 
@@ -48,6 +58,28 @@ def to_fetch(shelf: Shelf, target: Version | None, *, given_up: frozenset[Versio
     if target in shelf.stored or target in given_up:
         return None
     return target
+
+
+def to_prefetch(shelf: Shelf, news: Sequence[Forthcoming], *, job_id: str | None, asked: str) -> Forthcoming | None:
+    """The forthcoming version whose pieces to bring ahead: of the job served, on a base that is here, while nothing else is fetched.
+
+    `asked` is the transfer asked for last. Nothing is lost when it is never announced: its pieces go with the next fetch.
+    """
+    if shelf.fetching is not None:
+        return None
+    stored = [version for version in shelf.stored if version.job_id == job_id]
+    held, newest_held = {version.digest for version in stored}, max((version.number for version in stored), default=-1)
+    usable = [one for one in news if one.job_id == job_id and one.base_digest in held and one.number > newest_held]
+    newest = max(usable, key=lambda one: (one.number, one.transfer), default=None)
+    return newest if newest is not None and newest.transfer != asked else None
+
+
+def to_weigh(shelf: Shelf, target: Version | None) -> Version | None:
+    """A version of the same job that is newer than the one being fetched: jumping to it may cost less than what is left."""
+    running = shelf.fetching
+    if target is None or running is None or target.job_id != running.job_id or target in shelf.stored:
+        return None
+    return target if target.number > running.number else None
 
 
 def to_swap(shelf: Shelf, target: Version | None) -> Version | None:

@@ -12,12 +12,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from p2p.adapters.fetch import PieceSource, assemble, fetch
 from p2p.adapters.peer import PeerServer, PeerSource
 from p2p.adapters.piece_store import UNSYNCED_FILES, PieceStore
-from p2p.adapters.publish import publish
+from p2p.adapters.publish import Encoder
 from p2p.adapters.snapshot_dir import digest_of, open_snapshot
 from p2p.codec import pieces
 from p2p.domain.manifest import Edge, Manifest, Piece
 from p2p.domain.tickets import Ticket, sign_ticket
 from p2p.errors import FetchFailed, PieceAbsent, PieceCorrupt
+from tests.factories_p2p import by
 
 COORDINATOR = Ed25519PrivateKey.from_private_bytes(b"\x01" * 32)
 FETCHER = Ed25519PrivateKey.from_private_bytes(b"\x02" * 32)
@@ -59,7 +60,7 @@ def manifest(made: ModuleType, tmp_path: Path) -> Manifest:
     }
     files = {"config.json": b'{"model_type": "llama"}', "tokenizer.json": b"{}" * 1000}
     model = made.write_model(tmp_path / "model", tensors, files=files)
-    return publish(model, tmp_path / "origin", job_id="job", version=3, canary_ids=(1, 2))
+    return Encoder(tmp_path / "origin").publish(model, job_id="job", version=3, canary_ids=(1, 2))
 
 
 def edge_of(manifest: Manifest, encoding: str) -> Edge:
@@ -76,11 +77,13 @@ async def test_a_version_arrives_bit_for_bit(source: PieceSource, manifest: Mani
     told: list[tuple[int, int]] = []
     store = PieceStore(tmp_path / "mine", files=UNSYNCED_FILES)
     edge = edge_of(manifest, encoding)
-    report = await fetch(manifest, edge, [source], store, no_progress_s=10, on_progress=lambda *figures: told.append(figures))
-    assemble(manifest, edge, store, tmp_path / "out")
+    report = await fetch(
+        manifest.pieces([edge]), [source], store, no_progress_s=10, on_progress=lambda *figures: told.append(figures)
+    )
+    assemble(manifest, by(manifest, edge), store, tmp_path / "out")
     assert digest_of(tmp_path / "out") == manifest.digest
     assert bits_of(tmp_path / "out") == bits_of(tmp_path / "model")
-    needed = sum(piece.size for piece in manifest.pieces(edge))
+    needed = sum(piece.size for piece in manifest.pieces([edge]))
     assert report.bytes_by_source == {source.name: needed}
     assert report.retries == 0
     assert told[0] == (0, needed)
@@ -97,10 +100,10 @@ async def test_pieces_that_are_here_are_not_asked_for(
     origin = PieceStore(tmp_path / "origin")
     for piece in edge.pieces[:2]:
         store.put(piece, origin.read(piece.digest))
-    report = await fetch(manifest, edge, [source], store, no_progress_s=10)
-    left = sum(piece.size for piece in manifest.pieces(edge)) - sum(piece.size for piece in edge.pieces[:2])
+    report = await fetch(manifest.pieces([edge]), [source], store, no_progress_s=10)
+    left = sum(piece.size for piece in manifest.pieces([edge])) - sum(piece.size for piece in edge.pieces[:2])
     assert sum(report.bytes_by_source.values()) == left
-    again = await fetch(manifest, edge, [], store, no_progress_s=10)
+    again = await fetch(manifest.pieces([edge]), [], store, no_progress_s=10)
     assert again.bytes_by_source == {}
 
 
@@ -121,13 +124,13 @@ async def test_a_damaged_piece_is_fetched_elsewhere_and_blamed(
     source: PieceSource, manifest: Manifest, made: ModuleType, tmp_path: Path, encoding: str
 ) -> None:
     edge = edge_of(manifest, encoding)
-    every = [piece.digest for piece in manifest.pieces(edge)]
+    every = [piece.digest for piece in manifest.pieces([edge])]
     liar = made.StoreSource("liar", PieceStore(tmp_path / "origin"), bad=every)
     store = PieceStore(tmp_path / "mine")
-    report = await fetch(manifest, edge, [liar, source], store, no_progress_s=10)
+    report = await fetch(manifest.pieces([edge]), [liar, source], store, no_progress_s=10)
     assert report.bytes_by_source.keys() == {source.name}
     assert report.retries >= 1
-    assemble(manifest, edge, store, tmp_path / "out")
+    assemble(manifest, by(manifest, edge), store, tmp_path / "out")
 
 
 async def test_a_version_that_nobody_holds_fails_in_words(source: PieceSource, manifest: Manifest, tmp_path: Path) -> None:
@@ -135,7 +138,7 @@ async def test_a_version_that_nobody_holds_fails_in_words(source: PieceSource, m
     for digest in list(origin.digests()):
         origin.remove(digest)
     with pytest.raises(FetchFailed, match=f"no piece arrived .*{source.name}: "):
-        await fetch(manifest, manifest.edges[0], [source], PieceStore(tmp_path / "mine"), no_progress_s=0.3)
+        await fetch(manifest.pieces(manifest.edges[:1]), [source], PieceStore(tmp_path / "mine"), no_progress_s=0.3)
 
 
 async def test_a_full_disk_ends_the_fetch_in_words(
@@ -147,4 +150,4 @@ async def test_a_full_disk_ends_the_fetch_in_words(
     store = PieceStore(tmp_path / "mine")
     monkeypatch.setattr(store, "put", full)
     with pytest.raises(FetchFailed, match=r"cannot be stored.*No space left.*free some space"):
-        await fetch(manifest, manifest.edges[0], [source], store, no_progress_s=5)
+        await fetch(manifest.pieces(manifest.edges[:1]), [source], store, no_progress_s=5)

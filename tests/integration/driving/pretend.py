@@ -25,11 +25,13 @@ from coordinator.domain.model import (
     RolloutState,
 )
 from coordinator.service.deps import Deps
-from coordinator.service.job_ports import LearnerLost, SignedManifest
+from coordinator.service.job_ports import BaseSnapshot, LearnerLost, SignedHop, SignedManifest
 from coordinator.service.ports import EnvironmentInfo, Graded, Prompt, Tx
 from coordinator.service.prompting import next_number
 from coordinator.wire import learner_link as link
 from coordinator.wire.frames import encode_frame
+from p2p.domain.hops import Hop, hops_of
+from p2p.domain.manifest import Edge, FileEntry, Manifest, Piece, Tensor
 
 VOCAB = 20
 Hooks = dict[str, Callable[[], Awaitable[None]]]
@@ -114,18 +116,46 @@ class PretendLearners:
         return learner
 
 
+SHARED = blake3(b"{}").hexdigest()
+"""The piece of the small file that all pretended versions have."""
+
+
 class PretendPublisher:
-    """The digest is that of the weights."""
+    """The digest is that of the weights; a keyframe is one piece of that name, a delta one of 10 bytes named after both ends."""
 
-    async def publish(self, directory: Path, *, job_id: str, version: int, canary_ids: Sequence[int]) -> SignedManifest:
+    def __init__(self, *, delta_bytes: int = 10) -> None:
+        self.delta_bytes = delta_bytes
+
+    async def publish(
+        self, directory: Path, *, job_id: str, version: int, canary_ids: Sequence[int], base: BaseSnapshot | None = None
+    ) -> SignedManifest:
         digest = blake3((directory / "weights").read_bytes()).hexdigest()
-        return SignedManifest(json.dumps([job_id, version, digest]), "00", digest, 0.0)
+        edge = self._keyframe(digest) if base is None else self._delta(digest, base)
+        files = (FileEntry("config.json", (Piece(SHARED, 2),)),)
+        manifest = Manifest(job_id, version, digest, (Tensor("w", "U8", (1000,), 1000),), {}, files, tuple(canary_ids), (edge,))
+        hops = tuple(SignedHop(hop.to_json(), "00") for hop in hops_of(manifest))
+        return SignedManifest(manifest.to_json(), "00", digest, 0.0, 0.0, hops, 1000)
 
-    async def remove_pieces(self, manifests: Sequence[str], *, kept: Sequence[str]) -> int:
+    async def add_edges(
+        self, directory: Path, *, manifest: str, bases: Sequence[BaseSnapshot], keyframe: bool
+    ) -> tuple[SignedHop, ...]:
+        known = Manifest.from_json(manifest)
+        edges = [self._delta(known.digest, base) for base in bases] + ([self._keyframe(known.digest)] if keyframe else [])
+        hops = [Hop(known.job_id, known.version, known.digest, known.layout, edge) for edge in edges]
+        return tuple(SignedHop(hop.to_json(), "00") for hop in hops)
+
+    async def remove_pieces(self, texts: Sequence[str], *, kept: Sequence[str]) -> int:
         return 0
 
     async def keep_pieces(self, kept: Sequence[str]) -> int:
         return 0
+
+    def _keyframe(self, digest: str) -> Edge:
+        return Edge("planes", None, None, (Piece(digest, 900),))
+
+    def _delta(self, digest: str, base: BaseSnapshot) -> Edge:
+        piece = Piece(blake3(f"{base.digest} {digest}".encode()).hexdigest(), self.delta_bytes)
+        return Edge("delta", base.version, base.digest, (piece,))
 
 
 class PretendPlane:

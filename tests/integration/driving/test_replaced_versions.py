@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from coordinator.domain.model import (
     CheckpointRow,
+    EdgeRow,
     Group,
     GroupState,
     Holding,
@@ -26,38 +26,54 @@ from coordinator.domain.model import (
 from coordinator.service import announcing
 from coordinator.service.deps import Deps
 from coordinator.service.driving import JobDriver, Tools
-from coordinator.service.job_ports import PublishInterrupted, SignedManifest
+from coordinator.service.job_ports import BaseSnapshot, PublishInterrupted, SignedHop, SignedManifest
 from coordinator.service.publishing import announce, retire, roll_back
 from coordinator.service.tidying import needed_blobs, tidy, tidy_job
 from coordinator.wire.learner_link import Snapshotted
-from tests.integration.driving.pretend import PretendLearners, PretendPlane, PretendPublisher, pretend_workers
+from p2p.domain.hops import pieces_named
+from tests.integration.driving.pretend import SHARED, PretendLearners, PretendPlane, PretendPublisher, pretend_workers
 from tests.integration.driving.scene import STEPS, check, config, drive, row, submit
 
 
 class Pieces(PretendPublisher):
-    """A manifest names two pieces: one of the version's weights, one that all models share."""
+    """Knows which pieces are in its store."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.stored: set[str] = set()
         self.interruptions = 0
 
-    async def publish(self, directory: Path, *, job_id: str, version: int, canary_ids: Sequence[int]) -> SignedManifest:
+    async def publish(
+        self, directory: Path, *, job_id: str, version: int, canary_ids: Sequence[int], base: BaseSnapshot | None = None
+    ) -> SignedManifest:
         if self.interruptions:
             self.interruptions -= 1
             raise PublishInterrupted("the encoder process ended without an answer")
-        signed = await super().publish(directory, job_id=job_id, version=version, canary_ids=canary_ids)
-        self.stored |= {"shared", signed.digest}
-        return replace(signed, text=json.dumps(["shared", signed.digest]))
+        signed = await super().publish(directory, job_id=job_id, version=version, canary_ids=canary_ids, base=base)
+        self.stored |= named([signed.text])
+        return signed
 
-    async def remove_pieces(self, manifests: Sequence[str], *, kept: Sequence[str]) -> int:
-        doomed = set().union(*map(json.loads, manifests)) - set().union(*map(json.loads, kept))
+    async def add_edges(
+        self, directory: Path, *, manifest: str, bases: Sequence[BaseSnapshot], keyframe: bool
+    ) -> tuple[SignedHop, ...]:
+        hops = await super().add_edges(directory, manifest=manifest, bases=bases, keyframe=keyframe)
+        self.stored |= named([hop.text for hop in hops])
+        return hops
+
+    async def remove_pieces(self, texts: Sequence[str], *, kept: Sequence[str]) -> int:
+        doomed = named(texts) - named(kept)
         self.stored -= doomed
         return len(doomed)
 
     async def keep_pieces(self, kept: Sequence[str]) -> int:
         before = len(self.stored)
-        self.stored &= set().union(*map(json.loads, kept))
+        self.stored &= named(kept)
         return before - len(self.stored)
+
+
+def named(texts: Sequence[str]) -> set[str]:
+    """Digests of the pieces that manifests and hops name."""
+    return {piece.digest for text in texts for piece in pieces_named(text)}
 
 
 def shot(deps: Deps, version: int, weights: str, name: str = "") -> Snapshotted:
@@ -112,7 +128,7 @@ async def test_two_roll_backs_of_one_version(deps: Deps) -> None:
     kept = next(p for p in rows if p.state is PublicationState.PUBLISHED)
     assert Path(kept.directory).name == "3"
     assert [path.name for path in Path(kept.directory).parent.iterdir()] == ["3"], "directories of lost bits are gone"
-    assert pieces.stored == {"shared", kept.digest}, "and so are their pieces"
+    assert pieces.stored == {SHARED, kept.digest}, "and so are their pieces"
 
 
 async def test_a_roll_back_opens_the_slots_of_dead_leases(deps: Deps) -> None:
@@ -139,9 +155,18 @@ async def test_pieces_shared_between_jobs_stay(deps: Deps) -> None:
     await retire(deps, pieces, one)
     states = {p.version: p.state for p in await public(deps, job_id="j1")}
     assert states[0] is PublicationState.RETIRED
-    served = {p.digest for p in await public(deps, state=PublicationState.PUBLISHED)}
-    assert pieces.stored == {"shared", *served}
-    assert (await public(deps, job_id="j2"))[0].digest in pieces.stored
+    edges = await deps.store.read(lambda r: r.select(EdgeRow, job_id="j1"))
+    assert [(row.version, row.base_version) for row in sorted(edges, key=lambda row: row.version)] == [
+        (0, None),
+        (1, 0),
+        (2, 1),
+        (3, 2),
+    ]
+    assert pieces.stored == {SHARED, *named([row.document for row in edges])}, "a retired version lives on as lineage"
+    first = (await public(deps, job_id="j2"))[0].digest
+    await deps.store.write(lambda tx: tx.put(replace(one, state=JobState.CANCELLED, state_since=0.0)))
+    await tidy(deps, pieces)
+    assert pieces.stored == {SHARED, first}
 
 
 async def test_a_version_stays_while_it_is_fetched(deps: Deps) -> None:
@@ -247,11 +272,11 @@ async def test_holdings_of_lost_bits_go(deps: Deps) -> None:
 
 
 async def test_weights_of_forgotten_checkpoints_go(deps: Deps) -> None:
-    """A retired version's directory stays for its checkpoint, and no longer."""
+    """A retired version's directory stays for its checkpoint and while edges are made from it: version 0 is the base of all."""
     job_id = await submit(deps, config(checkpoints={"every_steps": 2, "keep": 2}))
     job = await drive(deps, job_id, PretendLearners())
     retired = {p.version for p in await public(deps, state=PublicationState.RETIRED)}
     served = {p.version for p in await public(deps, state=PublicationState.PUBLISHED)}
     assert {2, 4, 6} <= retired
     left = {int(path.name[1:9]) for path in (deps.settings.data_dir / "snapshots" / job.id).iterdir()}
-    assert left == served | {STEPS - 2, STEPS}
+    assert left == served | {STEPS - 2, STEPS, 0}

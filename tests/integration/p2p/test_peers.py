@@ -23,13 +23,13 @@ from yarl import URL
 from p2p.adapters.fetch import assemble, fetch
 from p2p.adapters.peer import Patience, PeerInfo, PeerLimits, PeerServer, PeerSource
 from p2p.adapters.piece_store import UNSYNCED_FILES, PieceStore
-from p2p.adapters.publish import publish
 from p2p.adapters.snapshot_dir import digest_of
 from p2p.adapters.tls import pinned_client
 from p2p.codec import pieces
 from p2p.domain.manifest import Manifest, Piece
 from p2p.domain.tickets import Ticket, prove, sign_ticket
 from p2p.errors import FetchFailed, PieceAbsent, PieceCorrupt, TicketError
+from tests.factories_p2p import by, publish
 
 COORDINATOR = Ed25519PrivateKey.from_private_bytes(b"\x01" * 32)
 FETCHER = Ed25519PrivateKey.from_private_bytes(b"\x02" * 32)
@@ -88,7 +88,7 @@ async def test_a_second_node_takes_most_bytes_from_the_first(
     edge = manifest.edges[0]
     coordinator = made.StoreSource("coordinator", store)
     first, second = (PieceStore(tmp_path / name, files=UNSYNCED_FILES) for name in ("first", "second"))
-    one = await fetch(manifest, edge, [coordinator], first, no_progress_s=10, origins={"coordinator"})
+    one = await fetch(manifest.pieces([edge]), [coordinator], first, no_progress_s=10, origins={"coordinator"})
     assert one.bytes_by_source.keys() == {"coordinator"}
 
     async def paced(piece: Piece) -> bytes:
@@ -98,11 +98,11 @@ async def test_a_second_node_takes_most_bytes_from_the_first(
 
     coordinator.read = paced
     async with serving(first) as (server, address), source(address) as peer:
-        two = await fetch(manifest, edge, [peer, coordinator], second, no_progress_s=10, origins={"coordinator"})
-    needed = sum(piece.size for piece in manifest.pieces(edge))
+        two = await fetch(manifest.pieces([edge]), [peer, coordinator], second, no_progress_s=10, origins={"coordinator"})
+    needed = sum(piece.size for piece in manifest.pieces([edge]))
     assert two.bytes_by_source["w-b"] > needed / 2
     assert server.bytes_sent >= two.bytes_by_source["w-b"]
-    assemble(manifest, edge, second, tmp_path / "out")
+    assemble(manifest, by(manifest, edge), second, tmp_path / "out")
     assert digest_of(tmp_path / "out") == manifest.digest
 
 
@@ -262,10 +262,10 @@ async def test_a_trickling_peer_is_left_for_another(made: ModuleType, origin: tu
     slow = reply(bytes(256 << 10), f"Content-Length: {256 << 10}")
     async with answering(tmp_path, slow, pause_s=0.05) as address, source(address) as peer:
         mine = PieceStore(tmp_path / "mine", files=UNSYNCED_FILES)
-        report = await fetch(manifest, manifest.edges[0], [peer, made.StoreSource("other", store)], mine, no_progress_s=3)
+        report = await fetch(manifest.pieces([manifest.edges[0]]), [peer, made.StoreSource("other", store)], mine, no_progress_s=3)
         assert report.bytes_by_source.keys() == {"other"}
         with pytest.raises(FetchFailed, match=r"no piece arrived for 1 s.*w-b: no answer yet|w-b: no answer within"):
-            await fetch(manifest, manifest.edges[1], [peer], PieceStore(tmp_path / "none"), no_progress_s=1)
+            await fetch(manifest.pieces([manifest.edges[1]]), [peer], PieceStore(tmp_path / "none"), no_progress_s=1)
 
 
 async def test_a_peer_that_dies_in_the_middle_is_replaced(
@@ -285,11 +285,11 @@ async def test_a_peer_that_dies_in_the_middle_is_replaced(
                 closing.append(asyncio.create_task(server.close()))
 
         closing: list[asyncio.Task[None]] = []
-        report = await fetch(manifest, manifest.edges[0], [peer, spare], mine, no_progress_s=10, on_progress=watch)
+        report = await fetch(manifest.pieces([manifest.edges[0]]), [peer, spare], mine, no_progress_s=10, on_progress=watch)
         await asyncio.gather(*closing)
     assert report.bytes_by_source["w-b"] > 0
     assert report.bytes_by_source["spare"] > 0
-    assemble(manifest, manifest.edges[0], mine, tmp_path / "out")
+    assemble(manifest, by(manifest, manifest.edges[0]), mine, tmp_path / "out")
     assert digest_of(tmp_path / "out") == manifest.digest
 
 
@@ -297,14 +297,14 @@ async def test_the_upload_rate_is_kept(origin: tuple[Manifest, PieceStore], tmp_
     manifest, store = origin
     started = time.monotonic()
     async with serving(store, limits=PeerLimits(bytes_per_s=6e6, burst_bytes=64 << 10)) as (_, address), source(address) as peer:
-        await fetch(manifest, manifest.edges[0], [peer], PieceStore(tmp_path / "mine", files=UNSYNCED_FILES), no_progress_s=10)
+        await fetch(manifest.pieces([manifest.edges[0]]), [peer], PieceStore(tmp_path / "mine", files=UNSYNCED_FILES), no_progress_s=10)
     assert time.monotonic() - started > 0.9 * (manifest.edges[0].size - (64 << 10)) / 6e6
 
 
 async def test_requests_above_the_bound_are_put_off_without_blame(origin: tuple[Manifest, PieceStore], tmp_path: Path) -> None:
     manifest, store = origin
     piece = manifest.edges[0].pieces[0]
-    limits = PeerLimits(requests_per_fetcher=1, bytes_per_s=400e3, burst_bytes=1)
+    limits = PeerLimits(requests_per_fetcher=1, bytes_per_s=100e3, burst_bytes=1)
     async with serving(store, limits=limits) as (_, address), source(address) as peer:
         slow = asyncio.create_task(peer.read(piece))
         await asyncio.sleep(0.2)
@@ -402,7 +402,7 @@ class Slow:
 
 manifest = Manifest.from_json(Path(sys.argv[1]).read_text())
 tell = lambda here, total: print(here, flush=True)
-asyncio.run(fetch(manifest, manifest.edges[0], [Slow()], PieceStore(Path(sys.argv[3])), on_progress=tell))
+asyncio.run(fetch(manifest.pieces([manifest.edges[0]]), [Slow()], PieceStore(Path(sys.argv[3])), on_progress=tell))
 """
 
 
@@ -419,12 +419,12 @@ async def test_a_fetch_that_was_killed_resumes(made: ModuleType, origin: tuple[M
     mine = PieceStore(tmp_path / "mine")
     mine.sweep()
     had = {digest: len(mine.read(digest)) for digest in mine.digests()}
-    assert 2 <= len(had) < len(manifest.pieces(manifest.edges[0]))
-    report = await fetch(manifest, manifest.edges[0], [made.StoreSource("origin", store)], mine, no_progress_s=10)
+    assert 2 <= len(had) < len(manifest.pieces([manifest.edges[0]]))
+    report = await fetch(manifest.pieces([manifest.edges[0]]), [made.StoreSource("origin", store)], mine, no_progress_s=10)
     assert sum(report.bytes_by_source.values()) + sum(had.values()) == sum(
-        piece.size for piece in manifest.pieces(manifest.edges[0])
+        piece.size for piece in manifest.pieces([manifest.edges[0]])
     )
-    assemble(manifest, manifest.edges[0], mine, tmp_path / "out")
+    assemble(manifest, by(manifest, manifest.edges[0]), mine, tmp_path / "out")
 
 
 async def test_a_cancelled_fetch_leaves_no_request_and_resumes(
@@ -434,7 +434,7 @@ async def test_a_cancelled_fetch_leaves_no_request_and_resumes(
     mine = PieceStore(tmp_path / "mine")
     async with serving(store, limits=PeerLimits(bytes_per_s=2e6, burst_bytes=1)) as (_, address), source(address) as peer:
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(fetch(manifest, manifest.edges[0], [peer], mine, no_progress_s=10), 0.8)
+            await asyncio.wait_for(fetch(manifest.pieces([manifest.edges[0]]), [peer], mine, no_progress_s=10), 0.8)
         assert len(asyncio.all_tasks()) == 1 or all("_attempt" not in repr(task) for task in asyncio.all_tasks())
-    report = await fetch(manifest, manifest.edges[0], [made.StoreSource("origin", store)], mine, no_progress_s=10)
+    report = await fetch(manifest.pieces([manifest.edges[0]]), [made.StoreSource("origin", store)], mine, no_progress_s=10)
     assert 0 < sum(report.bytes_by_source.values()) < manifest.edges[0].size

@@ -22,10 +22,13 @@ from coordinator.wire import signing
 from coordinator.wire.canary import scripted_canary
 from coordinator.wire.frames import decode_frame
 from p2p.adapters.piece_store import PieceStore
-from p2p.adapters.publish import publish
+from p2p.adapters.publish import Base, Encoder
 from p2p.adapters.tls import self_signed, server_context
+from p2p.domain import lineage
+from p2p.domain.batches import text_hash
+from p2p.domain.hops import Hop, hops_of
 from p2p.domain.manifest import Manifest
-from p2p.domain.signing import sign_manifest
+from p2p.domain.signing import sign_batch, sign_hop, sign_manifest
 
 VOCAB = 40
 
@@ -63,6 +66,10 @@ class SmallCoordinator:
         self.confirms: list[wire.Confirm] = []
         self.requests: Counter[str] = Counter()
         self.manifests: dict[int, Manifest] = {}
+        self.directories: dict[int, Path] = {}
+        self.batches: dict[int, list[str]] = {}
+        self.hops: list[Hop] = []
+        self.forthcoming: tuple[wire.Forthcoming, ...] = ()
         self.newest: int | None = None
         self.work: list[wire.Lease] = []
         self.accepted: dict[tuple[str, int], tuple[wire.CompletionHead, dict[str, np.ndarray], dict[str, str]]] = {}
@@ -84,6 +91,7 @@ class SmallCoordinator:
         for name in ("join", "heartbeat", "lease", "submit", "confirm", "account", "leave"):
             app.router.add_post(f"/worker/v1/{name}", self.guarded(name))
         app.router.add_get("/worker/v1/jobs/{job}/manifests/{version}", self.guarded("manifest"))
+        app.router.add_get("/worker/v1/jobs/{job}/transfers/{transfer}", self.guarded("batches"))
         app.router.add_get("/worker/v1/pieces/{digest}", self.guarded("piece"))
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -102,10 +110,30 @@ class SmallCoordinator:
             await self._runner.cleanup()
             self._runner = None
 
-    def publish(self, directory: Path, version: int, canary_ids: tuple[int, ...] = (1, 2, 3, 4)) -> Manifest:
-        self.manifests[version] = publish(directory, self.store_dir, job_id="job", version=version, canary_ids=canary_ids)
+    def publish(
+        self, directory: Path, version: int, canary_ids: tuple[int, ...] = (1, 2, 3, 4), base: int | None = None
+    ) -> Manifest:
+        """Make a version public; as a delta against version `base` if that is given."""
+        self.encode(directory, version, canary_ids, base)
         self.newest = version
         return self.manifests[version]
+
+    def encode(self, directory: Path, version: int, canary_ids: tuple[int, ...] = (1, 2, 3, 4), base: int | None = None) -> None:
+        """All of a publication but its announcement; `batches` are what an encoder told meanwhile."""
+        told: list[str] = []
+        against = None if base is None else Base(base, self.manifests[base].digest, self.directories[base])
+        manifest = Encoder(self.store_dir).publish(
+            directory, job_id="job", version=version, canary_ids=canary_ids, base=against, on_batch=told.append
+        )
+        self.manifests[version], self.directories[version], self.batches[version] = manifest, directory, told
+        self.hops += hops_of(manifest)
+
+    def path(self, request: web.Request, manifest: Manifest) -> list[Hop]:
+        """The cheapest path as the request wants it."""
+        held, doubted = (frozenset(request.query.get(name, "").split(",")) for name in ("held", "doubted"))
+        hops = {hop.way.id: hop for hop in self.hops}
+        ways = lineage.path([hop.way for hop in self.hops], manifest.digest, held=held, doubted=doubted)
+        return [hops[way.id] for way in ways]
 
     def lease_of(self, lease_id: str, slots: tuple[int, ...], **changes: Any) -> wire.Lease:
         values: dict[str, Any] = {
@@ -201,6 +229,7 @@ class SmallCoordinator:
             state="active",
             reason="active",
             versions=notices,
+            forthcoming=self.forthcoming,
             cancel=self.cancel,
             price_uusd_per_hour=0,
             heartbeat_s=0.1,
@@ -256,7 +285,18 @@ class SmallCoordinator:
         manifest = self.manifests[int(request.match_info["version"])]
         assert request.query["digest"] == manifest.digest
         text = manifest.to_json()
-        return wire.ManifestReply(manifest=text, signature=sign_manifest(self.key, text), sources=self.sources)
+        hops = [hop.to_json() for hop in self.path(request, manifest)]
+        return wire.ManifestReply(
+            manifest=text,
+            signature=sign_manifest(self.key, text),
+            hops=tuple(wire.SignedHop(text=hop, signature=sign_hop(self.key, hop)) for hop in hops),
+            sources=self.sources,
+        )
+
+    async def on_batches(self, request: web.Request, _body: bytes) -> wire.BatchesReply:
+        (texts,) = [told for told in self.batches.values() if text_hash(told[0]) == request.match_info["transfer"]]
+        told = texts[int(request.query["since"]) :]
+        return wire.BatchesReply(batches=tuple(wire.SignedBatch(text=text, signature=sign_batch(self.key, text)) for text in told))
 
     async def on_piece(self, request: web.Request, _body: bytes) -> bytes:
         assert request.query["job"] == "job"

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
-from coordinator.domain.model import Invite, Job, PublicationState
+from blake3 import blake3
+
+from coordinator.domain.model import EdgeRow, Event, Invite, Job, Metric, PublicationState
+from coordinator.service.forthcoming import close, hear
 from coordinator.service.tokens import secret_hash
-from coordinator.wire.messages import ManifestReply
+from coordinator.wire.messages import BatchesReply, ManifestReply
 from coordinator.wire.signing import public_hex
-from p2p.domain.manifest import Manifest
+from p2p.domain.batches import Batch, text_hash
+from p2p.domain.hops import Hop
+from p2p.domain.manifest import Edge, Manifest, Piece
+from p2p.domain.signing import check_batch, sign_batch
 from p2p.domain.tickets import read_ticket
 
 PEER = {"host": "127.0.0.1", "port": 4000, "certificate_sha256": "c" * 64}
@@ -40,6 +47,108 @@ async def test_a_version_of_another_digest_or_state_is_not_served(coordinator: A
     await coordinator.put(rows.publication(1, state=PublicationState.RETIRED))
     problem = (await worker.fetch(f"jobs/job-1/manifests/1?digest={rows.digest(1)}")).problem
     assert "retired" in problem.detail
+
+
+def edge_row(base: int | None, version: int, rows: Any, nbytes: int = 10) -> EdgeRow:
+    """An edge that some piece of its own makes up."""
+    piece = Piece(blake3(f"{base} {version}".encode()).hexdigest(), nbytes)
+    base_digest = None if base is None else rows.digest(base)
+    hop = Hop(
+        "job-1", version, rows.digest(version), "e" * 64, Edge("planes" if base is None else "delta", base, base_digest, (piece,))
+    )
+    way = hop.way
+    return EdgeRow("job-1", way.id, way.digest, version, way.encoding, base, base_digest, nbytes, hop.to_json(), "ab" * 64)
+
+
+async def test_a_manifest_comes_with_the_cheapest_path_from_what_the_worker_holds(
+    coordinator: Any, stranger: Any, rows: Any
+) -> None:
+    single = [edge_row(number, number + 1, rows) for number in range(3)]
+    squashed, keyframe = edge_row(0, 3, rows, nbytes=25), edge_row(None, 3, rows, nbytes=900)
+    await coordinator.put(rows.publication(3), *single, squashed, keyframe)
+    worker = stranger()
+    await worker.join()
+
+    async def path(query: str) -> list[str]:
+        reply: ManifestReply = (await worker.fetch(f"jobs/job-1/manifests/3?digest={rows.digest(3)}{query}")).read(ManifestReply)
+        return [hop.text for hop in reply.hops]
+
+    held = f"&held={rows.digest(0)}"
+    assert await path(held) == [squashed.document]
+    assert await path(f"&held={rows.digest(1)},{rows.digest(0)}") == [single[1].document, single[2].document]
+    assert await path("") == [keyframe.document]
+    assert await path(f"{held}&doubted={squashed.id}") == [row.document for row in single]
+    assert await path(f"{held}&doubted={squashed.id},{rows.digest(0)}") == [keyframe.document]
+    in_use = coordinator.deps.presence.edges_in_use("job-1", since=0.0)
+    assert in_use == {keyframe.id}, "what a worker was told to fetch stays"
+    many = ",".join(["a" * 64] * 33)
+    problem = (await worker.fetch(f"jobs/job-1/manifests/3?digest={rows.digest(3)}&held={many}")).problem
+    assert (problem.status, problem.fix) == (422, "name at most 32")
+    problem = (await worker.fetch(f"jobs/job-1/manifests/3?digest={rows.digest(3)}&held=../x")).problem
+    assert problem.code == "invalid_message"
+
+
+async def test_pieces_of_a_retired_version_are_served_while_an_edge_names_them(coordinator: Any, stranger: Any, rows: Any) -> None:
+    worker = stranger()
+    await worker.join()
+    row = edge_row(0, 1, rows)
+    (piece,) = Hop.from_json(row.document).edge.pieces
+    assert (await worker.fetch(f"pieces/{piece.digest}?job=job-1")).problem.detail.endswith("in no published version of job job-1")
+    await coordinator.put(rows.publication(1, state=PublicationState.RETIRED), row)
+    coordinator.clock.added += 1  # rows are read twice a second
+    problem = (await worker.fetch(f"pieces/{piece.digest}?job=job-1")).problem
+    assert problem.detail.endswith("is not on the coordinator's disk"), "it may be read; this test's disk has none"
+
+
+async def test_a_confirmation_becomes_figures_of_the_version(coordinator: Any, stranger: Any, rows: Any) -> None:
+    """The slowest receiver so far counts; bytes are summed over those that fetched; a repeated confirmation adds nothing."""
+
+    async def figures() -> dict[str, float]:
+        found = await coordinator.deps.store.read(lambda r: r.select(Metric, job_id="job-1", step=0))
+        return {metric.name: metric.value for metric in found}
+
+    await coordinator.put(Metric("job-1", "publish/bytes_full", 0, 0.0, 1000.0))
+    one, two = stranger("one"), stranger("two")
+    await one.join()
+    await one.confirm(0, fetched_bytes=100, fetch_s=2.0, assemble_s=0.5, apply_s=0.25, skipped=3)
+    await two.join()
+    for _ in range(2):
+        await two.confirm(0, fetched_bytes=150, fetch_s=1.0, apply_s=1.0)
+    told = await figures()
+    assert (told["publish/transfer_s"], told["publish/apply_s"]) == (2.0, 1.0)
+    assert (told["publish/bytes_fetched"], told["publish/bytes_saved"]) == (250.0, 1750.0)
+    assert told["publish/to_last_worker_s"] > 0
+    (event,) = await coordinator.deps.store.read(lambda r: r.select(Event, job_id="job-1", kind="versions_skipped"))
+    assert event.data == {"worker": one.id, "version": 0, "count": 3}
+
+
+async def test_batches_of_an_edge_are_told_while_it_is_encoded(coordinator: Any, stranger: Any, rows: Any) -> None:
+    """News ride on the beats; the batches come in order, at once when there is one, and end when the version is public."""
+    deps = coordinator.deps
+    worker = await stranger().ready()
+    first = Batch("job-1", 1, "delta", rows.digest(0), 0, "", (Piece("c" * 64, 5),), False).to_json()
+    transfer = text_hash(first)
+    last = Batch("job-1", 1, "delta", rows.digest(0), 1, transfer, (Piece("d" * 64, 5),), True).to_json()
+    route = f"jobs/job-1/transfers/{transfer}"
+    assert (await worker.fetch(route)).problem.code == "unknown_transfer"
+    hear(deps, first, sign_batch(coordinator.key, first))
+    (news,) = (await worker.beat()).forthcoming
+    assert (news.job_id, news.version, news.base_digest, news.transfer) == ("job-1", 1, rows.digest(0), transfer)
+    reply = (await worker.fetch(route)).read(BatchesReply)
+    assert [batch.text for batch in reply.batches] == [first]
+    waiting = asyncio.create_task(worker.fetch(f"{route}?since=1"))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    hear(deps, last, sign_batch(coordinator.key, last))
+    reply = (await waiting).read(BatchesReply)
+    check_batch(public_hex(coordinator.key), reply.batches[0].text, reply.batches[0].signature)
+    assert [batch.text for batch in reply.batches] == [last]
+    for digest in ("c" * 64, "d" * 64):
+        assert "not on the coordinator's disk" in (await worker.fetch(f"pieces/{digest}?job=job-1")).problem.detail
+    close(deps, "job-1")
+    assert (await worker.fetch(f"{route}?since=2")).problem.code == "unknown_transfer"
+    assert (await worker.beat()).forthcoming == ()
+    assert (await worker.fetch(f"{route}?since=x")).problem.field == "since"
 
 
 async def test_a_piece_is_streamed_to_those_whose_invite_allows_the_job(coordinator: Any, stranger: Any) -> None:

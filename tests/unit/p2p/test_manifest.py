@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from p2p.domain import manifest as manifest_module
 from p2p.domain.dtypes import BITS, whole_bytes
-from p2p.domain.lineage import cheapest
 from p2p.domain.manifest import ALLOWED_FILES, Edge, FileEntry, Manifest, Piece, Tensor
 from p2p.errors import ManifestError
 
@@ -36,11 +35,17 @@ def test_round_trip_and_canonical() -> None:
     text = GOOD.to_json()
     assert Manifest.from_json(text) == GOOD
     assert text == json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"))
-    assert GOOD.nbytes == 16
+    assert (GOOD.nbytes, GOOD.elements) == (16, 7)
+
+
+def test_the_layout_is_what_tensors_are_called_and_how_they_lie() -> None:
+    assert GOOD.layout == replace(GOOD, digest=B, version=9, files=(), edges=()).layout
+    assert GOOD.layout != replace(GOOD, aliases={}).layout
+    assert GOOD.layout != replace(GOOD, tensors=GOOD.tensors[:2]).layout
 
 
 def test_pieces_of_an_edge_include_the_files_and_are_distinct() -> None:
-    assert GOOD.pieces(GOOD.edges[1]) == (Piece(C, 2), Piece(C, 13))
+    assert GOOD.pieces([GOOD.edges[1]]) == (Piece(C, 2), Piece(C, 13))
     assert GOOD.all_pieces() == {Piece(C, 2), Piece(B, 16), Piece(C, 13)}
 
 
@@ -49,7 +54,7 @@ def piece(digest: object = B, size: object = 16) -> list[object]:
 
 
 def edge(**changes: object) -> dict[str, object]:
-    return {"encoding": "raw", "base_version": None, "base_digest": None, "pieces": [piece()], **changes}
+    return {"encoding": "raw", "base_version": None, "base_digest": None, "pieces": [piece()], "transfer": None, **changes}
 
 
 HOSTILE = {
@@ -159,15 +164,3 @@ def test_any_manifest_reads_back(some: list[Tensor], names: set[str]) -> None:
     files = tuple(FileEntry(name, ()) for name in sorted(names))
     manifest = replace(GOOD, tensors=ordered, aliases={}, files=files, edges=(Edge("delta", 1, B, ()),))
     assert Manifest.from_json(manifest.to_json()) == manifest
-
-
-def test_cheapest_edge_by_bytes_among_the_usable() -> None:
-    delta = Edge("xor", 6, B, (Piece(A, 1),))
-    manifest = replace(GOOD, edges=(*GOOD.edges, delta))
-    readable = frozenset({"raw", "planes", "xor"})
-    assert cheapest(manifest, held=frozenset({B}), readable=readable) is delta
-    assert cheapest(manifest, held=frozenset(), readable=readable).encoding == "planes"
-    assert cheapest(manifest, held=frozenset({B})).encoding == "planes"
-    assert cheapest(manifest, held=frozenset(), readable=frozenset({"raw"})).encoding == "raw"
-    with pytest.raises(ManifestError, match=r"offers no edge.*xor"):
-        cheapest(replace(manifest, edges=(delta,)), held=frozenset({B}))

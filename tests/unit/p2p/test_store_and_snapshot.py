@@ -21,16 +21,15 @@ from p2p.adapters import publish as publish_module
 from p2p.adapters.assemble import assemble
 from p2p.adapters.durable import RealFiles
 from p2p.adapters.piece_store import UNSYNCED_FILES, PieceStore
-from p2p.adapters.publish import publish
 from p2p.adapters.snapshot_dir import digest_of, open_snapshot
 from p2p.adapters.tls import certificate_sha256, pinned_client, self_signed, server_context
 from p2p.codec import pieces
 from p2p.codec.encodings import ENCODINGS, Base
 from p2p.codec.layout import Bytes, Chunk, Shard
 from p2p.domain.dtypes import BITS
-from p2p.domain.lineage import cheapest
 from p2p.domain.manifest import Edge, FileEntry, Manifest
 from p2p.errors import ApplyFailed, ManifestError, PieceCorrupt, SnapshotError
+from tests.factories_p2p import by, publish
 
 
 def test_a_piece_is_stored_verified_and_read_back(tmp_path: Path) -> None:
@@ -101,7 +100,7 @@ def published(made: ModuleType, tmp_path: Path) -> tuple[Manifest, PieceStore]:
 def test_publishing_the_result_again_gives_the_same_version(made: ModuleType, tmp_path: Path) -> None:
     manifest, store = published(made, tmp_path)
     for edge in manifest.edges:
-        assemble(manifest, edge, store, tmp_path / edge.encoding)
+        assemble(manifest, by(manifest, edge), store, tmp_path / edge.encoding)
         assert digest_of(tmp_path / edge.encoding) == manifest.digest
     assert publish(tmp_path / "raw", tmp_path / "again", job_id="job", version=1, canary_ids=(5, 6)) == manifest
 
@@ -110,7 +109,7 @@ def test_numpy_reads_what_was_assembled(made: ModuleType, tmp_path: Path) -> Non
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
     made.write_model(tmp_path / "model", {"x": ("F32", (2, 3), values.tobytes()), "s": ("I64", (), b"\7" + bytes(7))})
     manifest = publish(tmp_path / "model", tmp_path / "store", job_id="job", version=1, canary_ids=())
-    assemble(manifest, manifest.edges[1], PieceStore(tmp_path / "store"), tmp_path / "out")
+    assemble(manifest, by(manifest, manifest.edges[1]), PieceStore(tmp_path / "store"), tmp_path / "out")
     loaded = load_file(tmp_path / "out" / "model.safetensors")
     assert np.array_equal(loaded["x"], values)
     assert loaded["s"] == 7
@@ -138,7 +137,7 @@ def test_any_dtype_shape_and_bits_arrive_unchanged(
     made.write_model(tmp_path / "model", tensors)
     manifest = publish(tmp_path / "model", tmp_path / "store", job_id="job", version=0, canary_ids=())
     for edge in manifest.edges:
-        assemble(manifest, edge, PieceStore(tmp_path / "store", files=UNSYNCED_FILES), tmp_path / "out")
+        assemble(manifest, by(manifest, edge), PieceStore(tmp_path / "store", files=UNSYNCED_FILES), tmp_path / "out")
         result = open_snapshot(tmp_path / "out")
         assert {t.name: (t.dtype, t.shape, result.read(t.name).tobytes()) for t in result.tensors} == tensors
 
@@ -166,7 +165,7 @@ def test_a_tied_head_becomes_an_alias_and_stays_one(made: ModuleType, tmp_path: 
     )
     assert manifest.aliases == {"lm_head.weight": "model.embed_tokens.weight"}
     assert [one.name for one in manifest.tensors] == ["model.embed_tokens.weight", "model.norm.weight"]
-    assemble(manifest, manifest.edges[1], PieceStore(tmp_path / "store"), tmp_path / "out")
+    assemble(manifest, by(manifest, manifest.edges[1]), PieceStore(tmp_path / "store"), tmp_path / "out")
     assert open_snapshot(tmp_path / "out").aliases == manifest.aliases
     assert digest_of(tmp_path / "out") == manifest.digest
 
@@ -237,7 +236,7 @@ def test_only_allow_listed_files_are_published(made: ModuleType, tmp_path: Path)
     }
     manifest = publish(model(made, tmp_path / "m", files=files), tmp_path / "store", job_id="j", version=0, canary_ids=())
     assert [entry.name for entry in manifest.files] == ["chat_template.jinja", "config.json", "merges.txt"]
-    assemble(manifest, manifest.edges[0], PieceStore(tmp_path / "store"), tmp_path / "out")
+    assemble(manifest, by(manifest, manifest.edges[0]), PieceStore(tmp_path / "store"), tmp_path / "out")
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir() if path.name != "model.safetensors"} == {
         name: files[name] for name in ("config.json", "chat_template.jinja", "merges.txt")
     }
@@ -250,7 +249,7 @@ def test_names_that_no_manifest_can_carry_are_refused(made: ModuleType, tmp_path
 
 def broken(manifest: Manifest, store: PieceStore) -> Iterator[tuple[Manifest, Edge, str]]:
     raw, planes = manifest.edges
-    yield manifest, replace(raw, pieces=raw.pieces[1:]), "not one of the manifest's"
+    yield manifest, replace(raw, pieces=raw.pieces[1:]), "no held version has these bits"
     short = replace(raw, pieces=raw.pieces[:-1])
     yield replace(manifest, edges=(short,)), short, "bytes short in shard"
     doubled = replace(raw, pieces=raw.pieces * 2)
@@ -260,7 +259,7 @@ def broken(manifest: Manifest, store: PieceStore) -> Iterator[tuple[Manifest, Ed
     unknown = replace(raw, encoding="zip")
     yield replace(manifest, edges=(unknown,)), unknown, "'zip' is not known here"
     delta = Edge("delta", 0, "d" * 64, raw.pieces)
-    yield replace(manifest, edges=(delta,)), delta, "not known here"
+    yield replace(manifest, edges=(delta,)), delta, "is not held"
     yield replace(manifest, digest="0" * 64), raw, "has digest"
     yield replace(manifest, aliases={"x": "empty"}), raw, "has digest"
     yield replace(manifest, files=()), raw, "has digest"
@@ -278,11 +277,11 @@ def broken(manifest: Manifest, store: PieceStore) -> Iterator[tuple[Manifest, Ed
 def test_a_failed_assembly_keeps_the_old_version_and_leaves_nothing(made: ModuleType, tmp_path: Path) -> None:
     manifest, store = published(made, tmp_path)
     out = tmp_path / "versions" / "current"
-    assemble(manifest, manifest.edges[0], store, out)
+    assemble(manifest, by(manifest, manifest.edges[0]), store, out)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     for bad, edge, words in broken(manifest, store):
         with pytest.raises(ApplyFailed, match=f"version 1 of job job is not applied: .*{words}"):
-            assemble(bad, edge, store, out)
+            assemble(bad, by(bad, edge), store, out)
         assert {path.name: path.read_bytes() for path in out.iterdir()} == before
         assert [path.name for path in out.parent.iterdir()] == ["current"]
 
@@ -314,7 +313,7 @@ class FullDisk(RealFiles):
 def test_a_full_disk_is_told_and_leaves_nothing(made: ModuleType, tmp_path: Path, call: str) -> None:
     manifest, store = published(made, tmp_path)
     with pytest.raises(ApplyFailed, match="No space left"):
-        assemble(manifest, manifest.edges[0], store, tmp_path / "versions" / "new", files=FullDisk(call))
+        assemble(manifest, by(manifest, manifest.edges[0]), store, tmp_path / "versions" / "new", files=FullDisk(call))
     assert list((tmp_path / "versions").iterdir()) == []
 
 
@@ -335,24 +334,29 @@ def test_a_delta_encoding_needs_no_change_elsewhere(made: ModuleType, tmp_path: 
     encodings = {**ENCODINGS, "xor": Xor()}
     old, store = published(made, tmp_path)
     new = publish(model(made, tmp_path / "new", seed=1), tmp_path / "store", job_id="job", version=2, canary_ids=())
-    assemble(old, old.edges[0], store, tmp_path / "held")
+    assemble(old, by(old, old.edges[0]), store, tmp_path / "held")
     both = [b"".join(store.read(piece.digest) for piece in manifest.edges[0].pieces) for manifest in (old, new)]
     difference = bytes(a ^ b for a, b in zip(*both, strict=True))
     piece = pieces.name(difference)
     store.put(piece, difference)
     linked = replace(new, edges=(*new.edges, Edge("xor", 1, old.digest, (piece,))))
     read = Manifest.from_json(linked.to_json())
-    edge = cheapest(read, held=frozenset({old.digest}), readable=frozenset({"xor"}))
-    assemble(read, edge, store, tmp_path / "out", held={old.digest: tmp_path / "held"}, encodings=encodings)
+    (edge,) = (one for one in read.edges if one.encoding == "xor")
+    assemble(read, by(read, edge), store, tmp_path / "out", held={old.digest: tmp_path / "held"}, encodings=encodings)
     assert digest_of(tmp_path / "out") == new.digest
     with pytest.raises(ApplyFailed, match="is not held"):
-        assemble(read, edge, store, tmp_path / "out", encodings=encodings)
+        assemble(read, by(read, edge), store, tmp_path / "out", encodings=encodings)
     made.write_model(tmp_path / "alien", {"z": made.weights((4,))})
     with pytest.raises(ApplyFailed, match="has other tensors"):
-        assemble(read, edge, store, tmp_path / "out", held={old.digest: tmp_path / "alien"}, encodings=encodings)
+        assemble(read, by(read, edge), store, tmp_path / "out", held={old.digest: tmp_path / "alien"}, encodings=encodings)
     with pytest.raises(ApplyFailed, match="has digest"):
         assemble(
-            read, edge, store, tmp_path / "out", held={old.digest: model(made, tmp_path / "wrong", seed=9)}, encodings=encodings
+            read,
+            by(read, edge),
+            store,
+            tmp_path / "out",
+            held={old.digest: model(made, tmp_path / "wrong", seed=9)},
+            encodings=encodings,
         )
 
 

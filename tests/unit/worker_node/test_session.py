@@ -11,6 +11,7 @@ from coordinator.wire.messages import SlotRefusal
 from worker_node.domain import events as ev
 from worker_node.domain import instructions as do
 from worker_node.domain.session import EXIT_FAILED
+from worker_node.domain.weights import Forthcoming, Version
 
 Drive = Callable[..., Any]
 Make = Callable[..., Any]
@@ -62,7 +63,7 @@ def test_a_new_version_is_fetched_swapped_confirmed_and_then_worked_with(drive: 
     assert d.tell(ev.ManifestArrived(v)) == [do.FetchPieces(v)]
     assert d.tell(ev.FetchFinished(v, 100, 40, 2.0)) == [do.SwapWeights(v, abort_running=False)]
     assert d.session.report().because.startswith("loading")
-    assert d.tell(ev.SwapFinished(v, (-1.0, -2.0), 0.5)) == [do.SendConfirm(1, v, (-1.0, -2.0), 100, 40, 2.0, 0.5)]
+    assert d.tell(ev.SwapFinished(v, (-1.0, -2.0), 0.5)) == [do.SendConfirm(1, v, (-1.0, -2.0), 100, 40, 2.0, 0.0, 0.5, 0)]
     assert "confirm" in d.session.report().because
     assert d.tell(ev.ConfirmAnswered(v, accepted=True, reason="")) == [do.AskLease(1, v, 8, 20.0)]
     d.wake(10.0)
@@ -220,7 +221,7 @@ def test_a_submission_refused_for_good_drops_its_lease(drive: Drive, make_versio
 def test_fetching_goes_on_beside_generation_and_a_running_fetch_is_finished(
     drive: Drive, make_version: Make, make_lease: Make
 ) -> None:
-    """Version 2 is announced while 1 is under way: 1 is finished, but 2 is what is swapped in."""
+    """Version 2 is announced while 1 is under way: a jump would cost more than what is left, so 1 is finished, and 2 is swapped in."""
     d = drive()
     d.hold(make_version(0))
     d.grant(make_lease(slots=(0, 1)))
@@ -229,13 +230,49 @@ def test_fetching_goes_on_beside_generation_and_a_running_fetch_is_finished(
     d.tell(ev.ManifestArrived(make_version(1)))
     assert "generating 2 completions, fetching version 1" in d.session.report().because
     d.wake(10.0)
-    assert d.beat(make_version(2)) == []
+    assert d.beat(make_version(2)) == [do.Weigh(make_version(2))]
+    assert d.tell(ev.Weighed(make_version(2), left=50, jump=50)) == []
     assert d.tell(ev.FetchFinished(make_version(1), 1, 0, 1.0)) == [do.FetchManifest(make_version(2))]
     d.fetch(make_version(2))
     assert d.only(do.SwapWeights).version == make_version(2)
     d.tell(ev.SwapFinished(make_version(2), (-1.0,), 0.1))
     d.tell(ev.ConfirmAnswered(make_version(2), accepted=True, reason=""))
     assert d.only(do.DropVersions).versions == {make_version(0), make_version(1)}
+
+
+def test_a_jump_that_is_cheaper_than_what_is_left_is_made_and_counted(drive: Drive, make_version: Make) -> None:
+    """Version 1 is skipped on purpose: the confirmation of 2 says so. What of 1 arrives a moment too late is dropped again."""
+    d = drive()
+    d.hold(make_version(0))
+    d.beat(make_version(1))
+    d.tell(ev.ManifestArrived(make_version(1)))
+    d.wake(10.0)
+    assert d.beat(make_version(2)) == [do.Weigh(make_version(2))]
+    assert d.tell(ev.Weighed(make_version(1), left=9, jump=1)) == [], "an answer about what was not asked"
+    assert d.tell(ev.Weighed(make_version(2), left=51, jump=50)) == [do.StopFetch(make_version(1)), do.FetchPieces(make_version(2))]
+    assert "fetching version 2" in d.session.report().because
+    d.tell(ev.FetchFailed(make_version(1), "given up"))
+    d.tell(ev.FetchFinished(make_version(1), 1, 0, 1.0))
+    assert d.tell(ev.FetchFinished(make_version(2), 50, 0, 1.0)) == [do.SwapWeights(make_version(2), abort_running=False)]
+    assert d.tell(ev.SwapFinished(make_version(2), (-1.0,), 0.1))[0].skipped == 1
+    d.tell(ev.ConfirmAnswered(make_version(2), accepted=True, reason=""))
+    assert d.only(do.DropVersions).versions == {make_version(0), make_version(1)}
+
+
+def test_pieces_of_a_forthcoming_version_are_fetched_ahead_once(drive: Drive, make_version: Make) -> None:
+    """Only on a base that is here, and not while anything else is fetched."""
+    d = drive()
+    d.hold(make_version(0))
+    news = Forthcoming("job", 1, make_version(0).digest, "t" * 64)
+    alien, again = Forthcoming("job", 2, "f" * 64, "u" * 64), Forthcoming("job", 0, make_version(0).digest, "v" * 64)
+
+    def beat(*versions: Version) -> list[do.Instruction]:
+        d.wake(10.0)
+        return d.tell(ev.BeatAnswered("active", "", 10.0, versions=versions, forthcoming=(news, alien, again)))
+
+    assert beat(make_version(0)) == [do.Prefetch(news)]
+    assert beat(make_version(0)) == [], "asked once"
+    assert beat(make_version(1)) == [do.FetchManifest(make_version(1))]
 
 
 def test_completions_with_an_unconfirmed_version_wait_for_its_confirmation(

@@ -57,6 +57,14 @@ class World:
                 assert self.fetching is None, "never two fetches"
                 self.fetching = version
                 self.asked[id(instruction)] = self.epoch
+            case do.StopFetch(version):
+                assert self.fetching == version, "only what runs is stopped"
+                self.open = [other for other in self.open if other != do.FetchPieces(version)]
+                self.fetching = None
+                return
+            case do.FetchPieces(version):
+                assert self.fetching in (None, version), "never two fetches"
+                self.fetching = version
             case do.SwapWeights(version):
                 assert self.swapping is None, "never two swaps"
                 self.swapping = version
@@ -132,6 +140,8 @@ class World:
                 if fails and asked == self.epoch:
                     self.fetching = None
                 self.tell(self.failure(ev.Call.MANIFEST, asked) if fails else ev.ManifestArrived(version))
+            case do.Weigh(version):
+                self.tell(ev.Weighed(version, left=self.pick(st.integers(0, 2)), jump=self.pick(st.integers(0, 2))))
             case do.FetchPieces(version):
                 self.fetching = None
                 self.tell(ev.FetchFailed(version, "lost") if fails else ev.FetchFinished(version, 1, 0, 1.0))

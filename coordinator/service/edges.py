@@ -1,0 +1,178 @@
+"""The lineage of a job in rows: which edges a publication gets, which are kept, and the cheapest path for one worker.
+
+The rules are `p2p.domain.lineage`. Level-triggered: what is due and what may go is read off the rows after each publication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from coordinator.domain.model import EdgeRow, Holding, Job, Publication, PublicationState, Worker, WorkerState
+from coordinator.service import forthcoming
+from coordinator.service.deps import Deps
+from coordinator.service.job_ports import BaseSnapshot, Publisher, PublishFailed, PublishInterrupted, SignedHop
+from coordinator.service.ports import Reader, Tx
+from coordinator.service.recording import record_event, record_metrics
+from p2p.domain import lineage
+from p2p.domain.hops import Hop
+from p2p.domain.lineage import Way
+from p2p.domain.manifest import Manifest
+
+log = structlog.get_logger()
+ROUNDS = 2  # a cumulative edge that turns out too large asks for a new base in the second one
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """A job's publications that were not rolled back, oldest first, and its edges."""
+
+    publications: tuple[Publication, ...]
+    edges: tuple[EdgeRow, ...]
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Digests by version."""
+        return tuple(publication.digest for publication in self.publications)
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """The edges as planning sees them."""
+        return tuple(way_of(row) for row in self.edges)
+
+
+async def read_lineage(reader: Reader, job_id: str) -> Lineage:
+    """The rows of now. Retired publications carry no manifest, so that all of them together are small."""
+    states = [PublicationState.PUBLISHED, PublicationState.RETIRED]
+    publications = await reader.select(Publication, job_id=job_id, state=states, order_by="version")
+    return Lineage(tuple(publications), tuple(await reader.select(EdgeRow, job_id=job_id)))
+
+
+def way_of(row: EdgeRow) -> Way:
+    """The row as planning sees it."""
+    return Way(row.id, row.digest, row.version, row.encoding, row.base_digest, row.base_version, row.nbytes)
+
+
+def edge_row(signed: SignedHop) -> EdgeRow:
+    """The row of a hop."""
+    hop = Hop.from_json(signed.text)
+    way = hop.way
+    return EdgeRow(
+        job_id=hop.job_id,
+        id=way.id,
+        digest=way.digest,
+        version=way.version,
+        encoding=way.encoding,
+        base_version=way.base_version,
+        base_digest=way.base_digest,
+        nbytes=way.nbytes,
+        document=signed.text,
+        signature=signed.signature,
+    )
+
+
+async def base_for(reader: Reader, job_id: str, version: int) -> BaseSnapshot | None:
+    """What to encode a version against: the publication before it whose bits are still on disk."""
+    known = await read_lineage(reader, job_id)
+    for publication in reversed(known.publications):
+        if publication.version < version and Path(publication.directory).is_dir():
+            return _base(publication, known)
+    return None
+
+
+async def extend(deps: Deps, publisher: Publisher, job: Job, version: int) -> None:
+    """Give `version`, just announced, the edges that the lineage wants the newest publication to have.
+
+    An older one, as a replay announces on its way, gets none. An edge that cannot be made is left out, and logged.
+    """
+    for _ in range(ROUNDS):
+        async with deps.pieces:
+            if not await _extend_once(deps, publisher, job, version):
+                return
+
+
+async def _extend_once(deps: Deps, publisher: Publisher, job: Job, version: int) -> bool:
+    """Whether edges were made."""
+    known = await deps.store.read(lambda r: read_lineage(r, job.id))
+    newest = known.publications[-1] if known.publications else None
+    if newest is None or newest.version != version or newest.state is not PublicationState.PUBLISHED:
+        return False
+    due = lineage.due(known.order, known.ways, parameters=_parameters(newest))
+    bases = [_base(p, known) for p in known.publications if p.digest in due.bases and Path(p.directory).is_dir()]
+    if not bases and not due.keyframe:
+        return False
+    try:
+        hops = await publisher.add_edges(Path(newest.directory), manifest=newest.manifest, bases=bases, keyframe=due.keyframe)
+    except (PublishFailed, PublishInterrupted) as error:
+        log.warning("edges_not_made", job=job.id, version=newest.version, reason=str(error))
+        return False
+    finally:
+        forthcoming.close(deps, job.id)
+    deps.reach("publish.edges_written")
+    await deps.store.write(lambda tx: _save_edges(tx, newest, hops, now=deps.clock.now()))
+    return bool(hops)
+
+
+async def _save_edges(tx: Tx, newest: Publication, hops: Sequence[SignedHop], *, now: float) -> None:
+    row = await tx.get(Publication, newest.job_id, newest.version, newest.digest)
+    if row is None or row.state is PublicationState.ROLLED_BACK:
+        return
+    rows = [edge_row(hop) for hop in hops]
+    if not rows:
+        return
+    await tx.put(*rows)
+    if any(one.base_digest is None for one in rows):
+        await record_event(tx, newest.job_id, "base_declared", {"version": newest.version, "digest": newest.digest}, now=now)
+    await record_metrics(
+        tx, newest.job_id, newest.version, {"publish/bytes_more_edges": float(sum(one.nbytes for one in rows))}, now=now
+    )
+
+
+async def drop_unneeded(tx: Tx, job_id: str, *, in_use: frozenset[str]) -> list[EdgeRow]:
+    """Delete the edges that no path needs: neither the newest of their kind, nor on the way of a live worker. The deleted ones."""
+    known = await read_lineage(tx, job_id)
+    holdings = await tx.select(Holding, job_id=job_id)
+    ids = sorted({holding.worker_id for holding in holdings})
+    gone = {worker.id for worker in await tx.select(Worker, id=ids, state=WorkerState.GONE)} if ids else set()
+    held = frozenset(holding.digest for holding in holdings if holding.worker_id not in gone)
+    kept = lineage.retained(known.order, known.ways, held=held, in_use=in_use)
+    doomed = [row for row in known.edges if row.id not in kept]
+    for row in doomed:
+        await tx.delete(EdgeRow, job_id=job_id, id=row.id)
+    return doomed
+
+
+async def drop_edges_of(tx: Tx, lost: Publication) -> list[EdgeRow]:
+    """A digest was rolled back: the edges from it and to it go."""
+    doomed = await tx.select(EdgeRow, job_id=lost.job_id, digest=lost.digest)
+    doomed += await tx.select(EdgeRow, job_id=lost.job_id, base_digest=lost.digest)
+    for row in doomed:
+        await tx.delete(EdgeRow, job_id=lost.job_id, id=row.id)
+    return doomed
+
+
+def needed_directories(known: Lineage) -> frozenset[str]:
+    """Directories whose bits edges to come are made against."""
+    digests = lineage.anchors(known.order, known.ways)
+    return frozenset(publication.directory for publication in known.publications if publication.digest in digests)
+
+
+def path_for(known: Sequence[EdgeRow], target: str, *, held: frozenset[str], doubted: frozenset[str]) -> tuple[EdgeRow, ...]:
+    """The edges by which a worker comes to `target` for the fewest bytes. Raises ManifestError if none do."""
+    rows = {row.id: row for row in known}
+    route = lineage.path([way_of(row) for row in known], target, held=held, doubted=doubted)
+    return tuple(rows[way.id] for way in route)
+
+
+def _parameters(publication: Publication) -> int:
+    return Manifest.from_json(publication.manifest).elements
+
+
+def _base(publication: Publication, known: Lineage) -> BaseSnapshot:
+    """With what its delta may take: about what the newest delta did."""
+    deltas = [row for row in known.edges if row.base_digest is not None]
+    expected = max(deltas, key=lambda row: row.version).nbytes if deltas else 0
+    return BaseSnapshot(publication.version, publication.digest, publication.directory, expected)

@@ -1,0 +1,223 @@
+"""CPU and memory of the bulk plane: seeder process to worker process on loopback, beside a plain TLS copy in the same run.
+
+`python -m tests.bench bulk [--mib 1024] [--folder DIR] [--json]`. CPU seconds are user and system time of both processes, from the first byte to the
+last, start-up left out. `node` holds all that a transfer takes: TLS, frames, policy, reading and verifying at the sender, BLAKE3 and
+storing at the receiver. `store` is what the same pieces take the piece store alone, read once and put once, BLAKE3 both times. `wire` is the
+node less the store, plus BLAKE3 once: what compares with `plain`, TLS 1.3 between blocking sockets, 64 KiB a write, BLAKE3 at the receiver,
+nothing stored. On machines that hand out memory page by page, files cost more than all the rest; --folder /dev/shm shows it. GB are 1e9 bytes.
+"""
+
+from __future__ import annotations
+
+import json as json_module
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from blake3 import blake3
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from p2p.adapters.piece_store import UNSYNCED_FILES, PieceStore
+from p2p.codec.pieces import name
+from p2p.domain.addresses import PeerInfo
+from p2p.domain.batches import Batch, text_hash
+from p2p.domain.manifest import Piece
+from p2p.domain.signing import sign_batch
+from p2p.domain.tickets import Ticket, sign_ticket
+from tests.bench.bulk_server import BLOCK, PIECE
+
+COORDINATOR = Ed25519PrivateKey.from_private_bytes(b"\x01" * 32)
+WORKER = Ed25519PrivateKey.from_private_bytes(b"\x02" * 32)
+PER_BATCH = 256
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Child:
+    """A process of the bench: lines in and out, CPU time, memory."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self.process = subprocess.Popen([sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.most_rss = 0
+
+    def say(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def hear(self, word: str) -> str:
+        """The next line that holds `word`; others are passed over."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if word in line:
+                return line.strip()
+        raise RuntimeError(f"{self.process.args} ended without saying {word!r}")
+
+    def cpu_s(self) -> float:
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS
+
+    def rss(self) -> int:
+        """Private and shared memory in use, bytes."""
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        self.most_rss = max(self.most_rss, pages * os.sysconf("SC_PAGE_SIZE"))
+        return self.most_rss
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait(20)
+        self.process.stdout.close()
+
+
+def watched(children: Sequence[Child], last: Child, word: str) -> tuple[float, list[float], list[int]]:
+    """Until `last` says `word`: seconds, CPU seconds of each, memory that each grew by."""
+    begun, cpu, rss = time.perf_counter(), [child.cpu_s() for child in children], [child.rss() for child in children]
+    heard = threading.Event()
+
+    def listen() -> None:
+        last.hear(word)
+        heard.set()
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    while not heard.wait(0.02):
+        for child in children:
+            child.rss()
+    spent = time.perf_counter() - begun
+    thread.join()
+    return (
+        spent,
+        [child.cpu_s() - before for child, before in zip(children, cpu, strict=True)],
+        [child.most_rss - before for child, before in zip(children, rss, strict=True)],
+    )
+
+
+def fill(store: PieceStore, count: int) -> list[Piece]:
+    """Distinct pieces of 1 MiB."""
+    block = bytearray(os.urandom(PIECE))
+    pieces = []
+    for index in range(count):
+        block[:8] = index.to_bytes(8, "little")
+        pieces.append(name(block))
+        store.put(pieces[-1], block)
+    return pieces
+
+
+def batches(pieces: Sequence[Piece]) -> list[dict[str, str]]:
+    """The row as the seeder's commands."""
+    texts: list[str] = []
+    for begin in range(0, len(pieces), PER_BATCH):
+        previous = text_hash(texts[-1]) if texts else ""
+        is_last = begin + PER_BATCH >= len(pieces)
+        batch = Batch("job", 1, "raw", None, len(texts), previous, tuple(pieces[begin : begin + PER_BATCH]), is_last)
+        texts.append(batch.to_json())
+    return [{"batch": text, "signature": sign_batch(COORDINATOR, text)} for text in texts]
+
+
+def public(key: Ed25519PrivateKey) -> str:
+    return key.public_key().public_bytes_raw().hex()
+
+
+def measure_node(root: Path, mib: int) -> dict[str, float]:
+    """Seeder to worker."""
+    origin = root / "origin"
+    pieces = fill(PieceStore(origin, files=UNSYNCED_FILES), mib)
+    (root / "key").write_text("03" * 32)
+    seeder = Child(["-m", "p2p.adapters.bulk.seeder"])
+    start = {
+        "peer_id": "seeder",
+        "coordinator_public_key": public(COORDINATOR),
+        "store": str(origin),
+        "key_file": str(root / "key"),
+        "host": "127.0.0.1",
+    }
+    seeder.say(json_module.dumps({"start": start}))
+    address = PeerInfo(**json_module.loads(seeder.hear("listening"))["listening"])
+    worker = Child(["-m", "tests.bench.bulk_server", "node", str(root / "worker")])
+    ticket = sign_ticket(COORDINATOR, Ticket("t", "w", public(WORKER), "seeder", "job", 2**40))
+    join = {"address": asdict(address), "ticket": ticket, "key": "02" * 32, "coordinator": public(COORDINATOR)}
+    worker.say(json_module.dumps(join))
+    worker.hear("connected")
+    time.sleep(0.3)
+    for command in batches(pieces):
+        seeder.say(json_module.dumps(command))
+    figures = watched([seeder, worker], worker, "complete")
+    for child in (worker, seeder):
+        child.close()
+    received = PieceStore(root / "worker")
+    if not all(received.has(piece.digest) for piece in pieces):
+        raise AssertionError("pieces are missing")
+    return in_words("node", mib * PIECE, *figures)
+
+
+def measure_plain(root: Path, mib: int) -> dict[str, float]:
+    """The plain copy."""
+    receiver = Child(["-m", "tests.bench.bulk_server", "receive", str(root / "tls")])
+    port = receiver.hear("")
+    sender = Child(["-m", "tests.bench.bulk_server", "send", port, str(mib * PIECE // BLOCK)])
+    sender.hear("connected")
+    time.sleep(0.3)
+    sender.say("go")
+    figures = watched([sender, receiver], receiver, "complete")
+    for child in (sender, receiver):
+        child.close()
+    return in_words("plain", mib * PIECE, *figures)
+
+
+def in_words(which: str, size: int, seconds: float, cpu: Sequence[float], grown: Sequence[int]) -> dict[str, float]:
+    """Figures by name."""
+    gigabytes = size / 1e9
+    return {
+        f"{which}_mb_s": size / 1e6 / seconds,
+        f"{which}_send_cpu_s_gb": cpu[0] / gigabytes,
+        f"{which}_receive_cpu_s_gb": cpu[1] / gigabytes,
+        f"{which}_cpu_s_gb": sum(cpu) / gigabytes,
+        f"{which}_send_grew_mb": grown[0] / 1e6,
+        f"{which}_receive_grew_mb": grown[1] / 1e6,
+    }
+
+
+def measure_store(root: Path) -> dict[str, float]:
+    """The piece store alone: what `origin` holds read, and put elsewhere."""
+    origin, target = PieceStore(root / "origin", files=UNSYNCED_FILES), PieceStore(root / "copy", files=UNSYNCED_FILES)
+    spent = {"read": 0.0, "put": 0.0, "blake3": 0.0}
+    size = 0
+    for digest in list(origin.digests()):
+        begun = time.thread_time()
+        data = origin.read(digest)
+        read = time.thread_time()
+        target.put(Piece(digest, len(data)), data)
+        put = time.thread_time()
+        blake3(data).digest()
+        hashed = time.thread_time()
+        for which, seconds in zip(spent, (read - begun, put - read, hashed - put), strict=True):
+            spent[which] += seconds
+        size += len(data)
+    return {f"store_{which}_cpu_s_gb": seconds / (size / 1e9) for which, seconds in spent.items()}
+
+
+def measure(mib: int, folder: str | None) -> dict[str, float]:
+    """Every figure."""
+    with tempfile.TemporaryDirectory(prefix="echo2-bulk-", dir=folder) as made:
+        root = Path(made)
+        figures = measure_plain(root, mib) | measure_node(root, mib) | measure_store(root)
+    store = figures["store_read_cpu_s_gb"] + figures["store_put_cpu_s_gb"] - figures["store_blake3_cpu_s_gb"]
+    return figures | {"wire_cpu_s_gb": figures["node_cpu_s_gb"] - store}
+
+
+def main(json: bool = False, mib: int = 1024, folder: str = "") -> dict[str, float]:
+    """Print the figures, as one JSON object or in lines; returns them."""
+    figures = {"mib": float(mib)} | measure(mib, folder or None)
+    if json:
+        print(json_module.dumps(figures))
+        return figures
+    for key, value in figures.items():
+        print(f"{key:26} {value:9.2f}")
+    return figures

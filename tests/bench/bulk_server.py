@@ -1,0 +1,85 @@
+"""The other processes of the bulk bench: a worker's node, and the two ends of a plain TLS copy between blocking sockets."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+from pathlib import Path
+
+from blake3 import blake3
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from p2p.adapters.bulk.events import NodeEvent, PeerOpened, TransferComplete
+from p2p.adapters.bulk.node import BulkNode
+from p2p.adapters.bulk.pipe import client_context, server_context
+from p2p.adapters.bulk.settings import BulkSettings
+from p2p.adapters.piece_store import UNSYNCED_FILES, PieceStore
+from p2p.adapters.tls import self_signed
+from p2p.domain.addresses import PeerInfo
+
+BLOCK = 64 << 10
+PIECE = 1 << 20
+
+
+def say(word: str) -> None:
+    """One line to the bench."""
+    print(word, flush=True)
+
+
+def node(root: str) -> None:
+    """Fetch one transfer from the seeder named on stdin; ends when stdin closes."""
+    start = json.loads(sys.stdin.readline())
+    done = threading.Event()
+
+    def tell(event: NodeEvent) -> None:
+        if isinstance(event, PeerOpened):
+            say("connected")
+        if isinstance(event, TransferComplete):
+            say("complete")
+            done.set()
+
+    settings = BulkSettings(
+        "w", start["coordinator"], listens=False, seeders=frozenset({"seeder"}), allowed_networks=("127.0.0.0/8",)
+    )
+    key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(start["key"]))
+    running = BulkNode(settings, key, PieceStore(Path(root), files=UNSYNCED_FILES), tell)
+    running.start()
+    running.dial(PeerInfo(**start["address"]), start["ticket"])
+    sys.stdin.read()
+    running.close()
+
+
+def receive(root: str) -> None:
+    """Take one connection's bytes, hashed in blocks of 1 MiB, kept nowhere."""
+    certificate, key, _ = self_signed(Path(root), ["bench"])
+    server = socket.create_server(("127.0.0.1", 0))
+    say(str(server.getsockname()[1]))
+    taken, _ = server.accept()
+    with server_context(str(certificate), str(key)).wrap_socket(taken, server_side=True) as stream:
+        view, filled = memoryview(bytearray(PIECE)), 0
+        while count := stream.recv_into(view[filled:]):
+            filled += count
+            if filled == PIECE:
+                blake3(view).digest()
+                filled = 0
+    say("complete")
+    sys.stdin.read()
+
+
+def send(port: str, count: str) -> None:
+    """Send a block `count` times."""
+    block = memoryview(bytearray(BLOCK))
+    with client_context().wrap_socket(socket.create_connection(("127.0.0.1", int(port)))) as stream:
+        say("connected")
+        sys.stdin.readline()
+        for _ in range(int(count)):
+            stream.sendall(block)
+        stream.shutdown(socket.SHUT_WR)
+    say("complete")
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    {"node": node, "receive": receive, "send": send}[sys.argv[1]](*sys.argv[2:])
