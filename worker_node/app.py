@@ -16,8 +16,9 @@ from worker_node.adapters import identity
 from worker_node.adapters.coordinator_client import CoordinatorClient
 from worker_node.adapters.engine import EngineHost, Output
 from worker_node.adapters.engines import make_engine
+from worker_node.adapters.peers import Myself, Peers
 from worker_node.adapters.status_file import Lock
-from worker_node.adapters.swarm import Swarm
+from worker_node.adapters.swarm import Swarm, piece_store
 from worker_node.books import Books
 from worker_node.config import WorkerSettings, remember_coordinator
 from worker_node.domain.instructions import Stop
@@ -91,13 +92,16 @@ async def build(settings: WorkerSettings) -> Runtime:
         insecure_http=settings.insecure_http,
         clock=SteadyClock(),
     )
-    swarm = Swarm(settings.state_dir / "weights", client, key, settings.coordinator_key)
+    weights = settings.state_dir / "weights"
+    myself = Myself(client.worker, key, settings.coordinator_key, client.server_now)
+    peers = Peers(myself, piece_store(weights), settings.peer, settings.link, counter=settings.state_dir / "uploaded.json")
+    swarm = Swarm(weights, client, settings.coordinator_key, peers)
     session = Session(
         SessionSettings(slots=settings.engine.slots, drain_s=settings.drain_s),
         rng=Random(os.urandom(16)),  # noqa: S311 (jitter, not secrets)
         stored=await asyncio.to_thread(swarm.open),
     )
-    parts = Parts(session, client, swarm, Books(settings, public_hex(key)), partial(_make_host, settings))
+    parts = Parts(session, client, swarm, peers, Books(settings, public_hex(key)), partial(_make_host, settings))
     return Runtime(settings, parts, reach=_reach(settings))
 
 

@@ -11,14 +11,18 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import structlog
 
 from coordinator.wire import messages as wire
+from p2p.adapters.control.https import HttpsControl
 from p2p.errors import SwarmError
 from worker_node.adapters.bench import decode_rate
 from worker_node.adapters.coordinator_client import CoordinatorClient
 from worker_node.adapters.engine import Aborted, EngineCore, EngineHost, Finished, Output, Swapped, Unmakeable
+from worker_node.adapters.neighbourhood import Neighbourhood
+from worker_node.adapters.peers import Peers
 from worker_node.adapters.swarm import Swarm
 from worker_node.books import Books
 from worker_node.config import WorkerSettings
@@ -42,6 +46,7 @@ class Parts:
     session: Session
     client: CoordinatorClient
     swarm: Swarm
+    peers: Peers
     books: Books
     make_host: Callable[[Callable[[list[Output]], None], Callable[[str], None]], EngineHost]
 
@@ -62,6 +67,14 @@ class Runtime:
         self._session = parts.session
         self._client = parts.client
         self._swarm = parts.swarm
+        self._peers = parts.peers
+        self._control = HttpsControl(self._post_control, coordinator=settings.coordinator_key)
+        self._neighbourhood = Neighbourhood(
+            self._peers,
+            self._control,
+            coordinator_key=settings.coordinator_key,
+            coordinator_host=urlsplit(settings.url).hostname or "",
+        )
         self._books = parts.books
         self._host = parts.make_host(self._engine_output, self._engine_failed)
         self._reach = reach
@@ -83,12 +96,11 @@ class Runtime:
         """Serve until the session stops. Raises EngineError or ConfigError when the worker cannot even start."""
         try:
             engine = await self._host.start()
-            peer = None
-            if self._settings.peer.port:
-                peer = await self._swarm.serve_peers(self._settings.peer, self._client.worker)
+            peer = self._peers.start()
             self._join = join_request(self._settings, self._books.public_key, engine, peer)
             self._books.engine = f"{engine.kind} ({engine.version}) on {engine.device}, {engine.dtype}"
             self._spawn(self._poll_account())
+            self._spawn(self._neighbourhood.run())
             return await self._serve()
         finally:
             await self._close()
@@ -173,8 +185,14 @@ class Runtime:
         self._push(ev.Joined(welcome.worker_id, welcome.session_epoch, welcome.heartbeat_s))
 
     async def _send_beat(self, beat: do.SendBeat) -> None:
-        reply = await self._client.heartbeat(beat_message(beat, self._books.measure(*self._host.meter())))
+        rate = self._books.measure(*self._host.meter())
+        reply = await self._client.heartbeat(beat_message(beat, tokens_per_s=rate, uplink=self._peers.uplink))
+        jobs = [notice.job_id for notice in reply.versions]
+        self._neighbourhood.work_for(self._loaded_job if self._loaded_job in jobs else next(iter(jobs), None), self._networks)
         self._push(orders(reply))
+
+    async def _post_control(self, path: str, body: bytes) -> bytes:
+        return await self._client.control(path, body, epoch=self._epoch)
 
     async def _ask_lease(self, ask: do.AskLease) -> None:
         version = ask.version
@@ -218,9 +236,7 @@ class Runtime:
 
     async def _fetch_pieces(self, version: Version) -> None:
         try:
-            finished = await self._swarm.bring(
-                version, epoch=lambda: self._epoch, networks=self._networks, on_progress=self._books.fetch_progress
-            )
+            finished = await self._swarm.bring(version, epoch=lambda: self._epoch, on_progress=self._books.fetch_progress)
         except (SwarmError, CallError, OSError) as error:
             self._push(ev.FetchFailed(version, str(error)))
             return
@@ -368,4 +384,5 @@ class Runtime:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._host.close()
         await self._swarm.close()
+        await self._peers.close()
         await self._client.close()

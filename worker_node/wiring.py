@@ -29,7 +29,7 @@ def join_request(
     )
 
 
-def beat_message(beat: do.SendBeat, tokens_per_s: float) -> wire.Heartbeat:
+def beat_message(beat: do.SendBeat, *, tokens_per_s: float, uplink: float) -> wire.Heartbeat:
     """A sign of life; at most as many versions as a beat may carry."""
     return wire.Heartbeat(
         session_epoch=beat.epoch,
@@ -37,6 +37,7 @@ def beat_message(beat: do.SendBeat, tokens_per_s: float) -> wire.Heartbeat:
         live_leases=beat.live_leases[:4096],
         free_slots=min(beat.free_slots, 4096),
         tokens_per_s=tokens_per_s,
+        uplink_bytes_per_s=uplink,
         draining=beat.draining,
         activity=beat.activity[:1000],
     )

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,22 +21,17 @@ from p2p.adapters.bulk.events import BatchSeen, GaveUp, NodeEvent, PeerDropped, 
 from p2p.adapters.bulk.node import BulkNode, NodeState
 from p2p.adapters.bulk.settings import BulkSettings
 from p2p.adapters.piece_store import PieceStore
-from p2p.domain.addresses import PeerInfo, may_dial
+from p2p.domain.addresses import PeerInfo
 from p2p.domain.batches import Batch, text_hash
-from p2p.domain.control_messages import Neighbour, PeersReply
+from p2p.domain.control_messages import Neighbour
 from p2p.domain.manifest import Piece
-from p2p.errors import ControlError, SwarmError
+from p2p.errors import SwarmError
 from worker_node.config import LinkSettings, PeerSettings
 from worker_node.domain.patience import Patience
 from worker_node.errors import ConfigError
 
 log = structlog.get_logger("peers")
 SEEDER = "seeder"
-NEIGHBOURS_EVERY_S = 5.0
-COMPLETE_KEPT = 256
-UNSPECIFIED = ("0.0.0.0", "::")  # noqa: S104 (compared, never bound): the seeder listens everywhere on the coordinator's host
-
-AskPeers = Callable[[str], Awaitable[PeersReply]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +51,9 @@ class Peers:
         self._settings = settings
         self._held: frozenset[str] = frozenset()  # digests of versions that deltas may be applied to
         self._wanted: frozenset[str] = frozenset()  # transfers asked for by name
-        self._complete: OrderedDict[str, None] = OrderedDict()
+        self._complete: dict[str, None] = {}
+        self._rows: dict[str, set[str]] = {}  # transfer -> digests of its pieces, as far as known
+        self._versions: dict[str, int] = {}  # transfer -> the version that it leads to
         self._from: dict[str, Counter[str]] = {}  # transfer -> bytes by peer
         self._news = asyncio.Event()
         self._progress: Callable[[NodeEvent], None] = lambda _: None
@@ -107,17 +104,33 @@ class Peers:
         """Versions that lie here whole: deltas against them are taken as they are made."""
         self._held = frozenset(digests)
 
-    def found(self, transfer: str, pieces: Iterable[Piece]) -> None:
-        """Pieces came another way: peers may have them."""
-        for piece in pieces:
-            self._node.found(transfer, piece.digest)
+    @property
+    def uplink(self) -> float:
+        """Measured upload rate, bytes a second; 0 before anything was sent."""
+        state = self._node.state()
+        return state.uplink if any(link.bytes_up for link in state.links) else 0.0
 
-    def keep_transfers(self, transfers: Collection[str]) -> None:
-        """Take part in no others any more, but for those that are coming in."""
-        for transfer in self._node.state().transfers:
-            if transfer.transfer not in transfers and transfer.is_complete:
-                self._node.retire(transfer.transfer)
-                self._from.pop(transfer.transfer, None)
+    @property
+    def pieces(self) -> frozenset[str]:
+        """Digests of the pieces of every transfer that this peer takes part in: they are being fetched, or passed on."""
+        return frozenset(digest for row in self._rows.values() for digest in row)
+
+    def knows(self, transfer: str) -> bool:
+        """Whether this peer takes part in the transfer."""
+        return transfer in self._rows
+
+    def found(self, transfer: str | None, pieces: Iterable[Piece]) -> None:
+        """Pieces came another way: peers may have them."""
+        if transfer is not None and transfer not in self._complete:
+            for piece in pieces:
+                self._node.found(transfer, piece.digest)
+
+    def let_go(self, *, before: int) -> None:
+        """Take no part any more in transfers to versions before that one."""
+        for transfer in [transfer for transfer, version in self._versions.items() if version < before]:
+            self._node.retire(transfer)
+            for known in (self._rows, self._versions, self._complete, self._from):
+                known.pop(transfer, None)
 
     async def bring(self, transfers: Collection[str], *, on_bytes: Callable[[int], None]) -> bool:
         """Take part in the transfers until they are complete here; False when nothing comes any more. `on_bytes`: a piece came."""
@@ -152,38 +165,23 @@ class Peers:
                 continue
         return True
 
-    def bytes_from(self, transfers: Collection[str]) -> Counter[str]:
-        """Bytes by peer that the transfers brought so far."""
+    def take_bytes(self, transfers: Collection[str]) -> Counter[str]:
+        """Bytes by peer that the transfers brought, counted once."""
         total: Counter[str] = Counter()
         for transfer in transfers:
-            total += self._from.get(transfer, Counter())
+            total += self._from.pop(transfer, Counter())
         return total
 
-    # --- neighbours
-
-    async def keep_neighbours(self, job: Callable[[], str | None], ask: AskPeers, places: Places) -> None:
-        """Dial whom the coordinator names for the job of the moment, again and again. Ends when cancelled."""
-        while True:
-            current = job()
-            if current is not None:
-                try:
-                    self._meet(current, await ask(current), places)
-                except ControlError as error:
-                    log.debug("no neighbours", reason=str(error))
-            await asyncio.sleep(NEIGHBOURS_EVERY_S)
-
-    def _meet(self, job_id: str, reply: PeersReply, places: Places) -> None:
-        met = {(job_id, peer.worker_id) for peer in reply.peers if self._dial(peer, places)}
-        for old_job, peer in self._dialled - met:
-            self._node.hang_up(peer, old_job)
+    def meet(self, job_id: str, found: Iterable[tuple[Neighbour, tuple[str, int]]]) -> None:
+        """Dial these, each at its host and port, and no others."""
+        met = {(job_id, peer.worker_id) for peer, (host, port) in found if self._dial(peer, host, port)}
+        for old_job, peer_id in self._dialled - met:
+            self._node.hang_up(peer_id, old_job)
         self._dialled = met
 
-    def _dial(self, peer: Neighbour, places: Places) -> bool:
-        host = places.host_of(peer)
-        if host is None or peer.bulk is None:
-            return False
+    def _dial(self, peer: Neighbour, host: str, port: int) -> bool:
         try:
-            self._node.dial(PeerInfo(host, peer.bulk.port, peer.certificate_sha256), peer.ticket)
+            self._node.dial(PeerInfo(host, port, peer.certificate_sha256), peer.ticket)
         except SwarmError as error:
             log.debug("peer not dialled", peer=peer.worker_id, reason=str(error))
             return False
@@ -202,35 +200,12 @@ class Peers:
         match event:
             case TransferComplete():
                 self._complete[event.transfer] = None
-                while len(self._complete) > COMPLETE_KEPT:
-                    self._complete.popitem(last=False)
+            case BatchSeen():
+                self._versions[event.transfer] = event.batch.version
+                self._rows.setdefault(event.transfer, set()).update(piece.digest for piece in event.batch.pieces)
             case PieceStored():
                 self._from.setdefault(event.transfer, Counter())[event.peer] += event.piece.size
             case GaveUp() | PeerDropped():
                 log.info("swarm", kind=type(event).__name__, reason=event.reason)
         self._progress(event)
         self._news.set()
-
-
-class Places:
-    """Which addresses may be dialled here, and where the seeder's host is."""
-
-    def __init__(self, coordinator_address: str | None, networks: Collection[str]) -> None:
-        """`coordinator_address`: the literal under which the coordinator was reached."""
-        self._coordinator = coordinator_address
-        self._networks = tuple(networks)
-
-    def host_of(self, peer: Neighbour) -> str | None:
-        """Where to dial a peer; None if it may not be dialled. The seeder is beside the coordinator, whom we trust already.
-
-        Where the seeder listens on every address, the coordinator's is its own.
-        """
-        if peer.bulk is None:
-            return None
-        if peer.worker_id == SEEDER:
-            return self._coordinator if peer.bulk.host in UNSPECIFIED else peer.bulk.host
-        refusal = may_dial(peer.bulk.host, peer.bulk.port, self._networks)
-        if refusal is not None:
-            log.debug("peer not dialled", peer=peer.worker_id, reason=refusal)
-            return None
-        return peer.bulk.host

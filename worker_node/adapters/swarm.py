@@ -12,35 +12,32 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Collection
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from blake3 import blake3
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coordinator.wire.messages import ManifestReply, PeerAddress, Source
+from coordinator.wire.messages import ManifestReply
 from p2p.adapters.durable import write_durably
-from p2p.adapters.fetch import FetchReport, PieceSource, Progress, assemble, fetch
-from p2p.adapters.peer import PeerServer, PeerSource
+from p2p.adapters.fetch import FetchReport, Progress, assemble, fetch
 from p2p.adapters.piece_store import UNSYNCED_FILES, PieceStore
 from p2p.adapters.snapshot_dir import digest_of
 from p2p.domain import lineage
-from p2p.domain.addresses import PeerInfo
 from p2p.domain.hops import Hop, hops_of
 from p2p.domain.manifest import Manifest, Piece
 from p2p.domain.signing import check_hop, check_manifest
 from p2p.errors import FetchFailed, ManifestError, PieceAbsent, SwarmError
 from worker_node.adapters.coordinator_client import CoordinatorClient
 from worker_node.adapters.engine import Weights
+from worker_node.adapters.peers import SEEDER, Peers
 from worker_node.adapters.prefetch import Prefetch
-from worker_node.config import PeerSettings
 from worker_node.domain.events import FetchFinished
 from worker_node.domain.weights import Forthcoming, Version
-from worker_node.errors import CallError, ConfigError
+from worker_node.errors import CallError
 
 ORIGIN = "coordinator"
 NO_PROGRESS_S = 30.0
+SERVED_BACK = 2  # versions behind the newest that are still passed on to peers
 DIGESTS_SENT = 32  # held versions, and doubted parts of paths, named to the coordinator
 _KEPT_OFFERS = 4
 _NOT_NOW = ("unknown_piece", "http_404", "busy", "too_many_requests")  # not there, or too busy: no fault of the source
@@ -48,7 +45,7 @@ _NOT_NOW = ("unknown_piece", "http_404", "busy", "too_many_requests")  # not the
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """A checked manifest and the hops to it as they came, and the peers that hold the version."""
+    """A checked manifest and the hops to it as they came."""
 
     manifest: Manifest
     reply: ManifestReply
@@ -87,15 +84,15 @@ class CoordinatorPieces:
 class Swarm:
     """The versions of one worker, below one directory. One fetch at a time."""
 
-    def __init__(self, root: Path, client: CoordinatorClient, key: Ed25519PrivateKey, coordinator_key: str) -> None:
+    def __init__(self, root: Path, client: CoordinatorClient, coordinator_key: str, peers: Peers) -> None:
+        """`peers` works on the pieces of the same `root` (`piece_store`)."""
         self._client = client
-        self._key = key
         self._coordinator_key = coordinator_key
         self._versions = root / "versions"
-        self._store = PieceStore(root / "pieces", files=UNSYNCED_FILES)
+        self._store = piece_store(root)
         self._stored: dict[Version, _Stored] = {}
         self._offers: dict[Version, _Offer] = {}
-        self._peers: PeerServer | None = None
+        self._peers = peers
         self._doubted: dict[str, None] = {}  # edges and bases of paths that failed, newest last
         self._prefetch = Prefetch(client, self._store, coordinator_key)
         self._turn = asyncio.Lock()  # one version is brought at a time
@@ -115,6 +112,7 @@ class Swarm:
         for path in self._versions.iterdir():
             if path.name.removesuffix(".json") not in kept:
                 _remove(path)
+        self._peers.hold(stored.digest for stored in self._stored)
         return frozenset(self._stored)
 
     async def offer(self, version: Version, *, epoch: int) -> None:
@@ -129,9 +127,7 @@ class Swarm:
         while len(self._offers) > _KEPT_OFFERS:
             del self._offers[next(iter(self._offers))]
 
-    async def bring(
-        self, version: Version, *, epoch: Callable[[], int], networks: Collection[str], on_progress: Progress
-    ) -> FetchFinished:
+    async def bring(self, version: Version, *, epoch: Callable[[], int], on_progress: Progress) -> FetchFinished:
         """Fetch the pieces of the cheapest path to the offered version and apply them.
 
         Raises SwarmError, OSError; nothing of the version is then stored, and another path is preferred the next time.
@@ -140,20 +136,13 @@ class Swarm:
             offer = self._offers[version]
             route = self._route(offer)
             await self._prefetch.stop()
-            report = await self._fetch(offer, route, epoch=epoch, networks=networks, on_progress=on_progress)
+            report = await self._fetch(offer, route, epoch=epoch, on_progress=on_progress)
             begun = time.monotonic()
             await self._apply(version, offer, route)
-            ahead = self._prefetch.take_bytes(frozenset(hop.edge.transfer or "" for hop in route))
-            return _finished(version, report, ahead, assemble_s=time.monotonic() - begun)
+            return self._finished(version, route, report, assemble_s=time.monotonic() - begun)
 
     async def _fetch(
-        self,
-        offer: _Offer,
-        route: tuple[Hop, ...],
-        *,
-        epoch: Callable[[], int],
-        networks: Collection[str],
-        on_progress: Progress,
+        self, offer: _Offer, route: tuple[Hop, ...], *, epoch: Callable[[], int], on_progress: Progress
     ) -> FetchReport:
         """The pieces of a path, from peers and the coordinator, until they are all here or `stop_fetch`."""
         needed = offer.manifest.pieces(hop.edge for hop in route)
@@ -163,23 +152,37 @@ class Swarm:
             self._left = total - here
             on_progress(here, total)
 
-        async with AsyncExitStack() as stack:
-            sources: list[PieceSource] = [CoordinatorPieces(self._client, offer.manifest.job_id, epoch)]
-            for source in offer.reply.sources:
-                peer = self._peer(source, networks)
-                if peer is not None:
-                    sources.append(await stack.enter_async_context(peer))
-            work = fetch(needed, sources, self._store, no_progress_s=NO_PROGRESS_S, on_progress=progress, origins=(ORIGIN,))
-            self._fetching = asyncio.create_task(work)
-            try:
-                await asyncio.wait({self._fetching})
-                if self._fetching.cancelled():
-                    raise FetchFailed("given up for a newer version that costs less than what was left")
-                return self._fetching.result()
-            finally:
-                self._fetching.cancel()
-                await asyncio.gather(self._fetching, return_exceptions=True)
-                self._fetching, self._left = None, 0
+        self._fetching = asyncio.create_task(self._bring_pieces(offer.manifest.job_id, route, needed, epoch, progress))
+        try:
+            await asyncio.wait({self._fetching})
+            if self._fetching.cancelled():
+                raise FetchFailed("given up for a newer version that costs less than what was left")
+            return self._fetching.result()
+        finally:
+            self._fetching.cancel()
+            await asyncio.gather(self._fetching, return_exceptions=True)
+            self._fetching, self._left = None, 0
+
+    async def _bring_pieces(
+        self, job_id: str, route: tuple[Hop, ...], needed: tuple[Piece, ...], epoch: Callable[[], int], progress: Progress
+    ) -> FetchReport:
+        """Peers first; what they do not bring in time, and the small files, from the coordinator."""
+        begun = time.monotonic()
+        total = sum(piece.size for piece in needed)
+        here = await asyncio.to_thread(lambda: sum(piece.size for piece in needed if self._store.has(piece.digest)))
+
+        def on_bytes(count: int) -> None:
+            nonlocal here
+            here = min(here + count, total)
+            progress(here, total)
+
+        progress(here, total)
+        await self._peers.bring([hop.edge.transfer for hop in route if hop.edge.transfer is not None], on_bytes=on_bytes)
+        source = CoordinatorPieces(self._client, job_id, epoch)
+        report = await fetch(needed, [source], self._store, no_progress_s=NO_PROGRESS_S, on_progress=progress, origins=(ORIGIN,))
+        for hop in route:
+            self._peers.found(hop.edge.transfer, hop.edge.pieces)
+        return FetchReport(report.bytes_by_source, time.monotonic() - begun, report.retries)
 
     def stop_fetch(self) -> None:
         """Give up the running fetch, if pieces are still missing."""
@@ -195,7 +198,7 @@ class Swarm:
     async def prefetch(self, news: Forthcoming, *, epoch: Callable[[], int]) -> None:
         """Begin to bring pieces of a version that is still being encoded, if its base is here."""
         base = next((stored for version, stored in self._stored.items() if version.digest == news.base_digest), None)
-        if base is not None and not self._turn.locked():
+        if base is not None and not self._turn.locked() and not self._peers.knows(news.transfer):
             source = CoordinatorPieces(self._client, news.job_id, epoch)
             await self._prefetch.start(news, source, raw_bytes=base.manifest.nbytes, epoch=epoch)
 
@@ -218,6 +221,7 @@ class Swarm:
         record = {"manifest": offer.reply.manifest, "signature": offer.reply.signature, "hops": hops}
         await asyncio.to_thread(write_durably, self._record(version), json.dumps(record).encode())
         self._stored[version] = _stored(offer)
+        self._peers.hold(stored.digest for stored in self._stored)
 
     def _doubt(self, route: tuple[Hop, ...]) -> None:
         """A path failed: its base and its edges are taken again only where nothing else leads to the version."""
@@ -239,32 +243,16 @@ class Swarm:
     async def drop(self, versions: Collection[Version]) -> None:
         """Forget versions and the pieces that no other version needs. The record goes first."""
         gone = [(version, self._stored.pop(version)) for version in versions if version in self._stored]
+        self._peers.hold(stored.digest for stored in self._stored)
         kept = self._pieces_stored()
         kept |= {piece.digest for offer in self._offers.values() for piece in _stored(offer).pieces}
-        await asyncio.to_thread(self._remove_from_disk, gone, kept)
-
-    async def serve_peers(self, settings: PeerSettings, worker_id: str) -> PeerAddress:
-        """Serve pieces to other workers; where they find us. Raises ConfigError when the port cannot be had."""
-        server = PeerServer(
-            self._store,
-            worker_id=worker_id,
-            coordinator_public_key=self._coordinator_key,
-            host=settings.bind,
-            port=settings.port,
-            clock=self._client.server_now,
-        )
-        try:
-            info = await server.start()
-        except OSError as error:
-            raise ConfigError(f"--peer-port {settings.port} cannot be served: {error}; choose another port or 0") from error
-        self._peers = server
-        return PeerAddress(host=settings.host, port=info.port, certificate_sha256=info.certificate_sha256)
+        newest = max((version.number for version in self._stored), default=0)
+        self._peers.let_go(before=newest - SERVED_BACK)
+        await asyncio.to_thread(self._remove_from_disk, gone, kept | self._peers.pieces)
 
     async def close(self) -> None:
-        """Stop fetching ahead and serving peers."""
+        """Stop fetching ahead."""
         await self._prefetch.stop()
-        if self._peers is not None:
-            await self._peers.close()
 
     def _checked(self, reply: ManifestReply, version: Version) -> _Offer:
         check_manifest(self._coordinator_key, reply.manifest, reply.signature)
@@ -280,7 +268,7 @@ class Swarm:
 
     async def _make_room(self, wanted: set[str]) -> None:
         """Remove the pieces of fetches that were given up: a disk full of them must not stop this one."""
-        await asyncio.to_thread(self._store.keep_only, self._pieces_stored() | wanted | self._prefetch.pieces)
+        await asyncio.to_thread(self._store.keep_only, self._pieces_stored() | wanted | self._prefetch.pieces | self._peers.pieces)
 
     def _pieces_stored(self) -> set[str]:
         return {piece.digest for stored in self._stored.values() for piece in stored.pieces}
@@ -297,13 +285,13 @@ class Swarm:
             return None
         return _stored(offer) if is_whole else None
 
-    def _peer(self, source: Source, networks: Collection[str]) -> PeerSource | None:
-        """A peer to fetch from; None when its address or ticket is unusable (peers are a bonus)."""
-        address = PeerInfo(source.address.host, source.address.port, source.address.certificate_sha256)
-        try:
-            return PeerSource(address, source.ticket, self._key, allowed_networks=networks, clock=self._client.server_now)
-        except (SwarmError, ValueError):  # ValueError: a network of the operator's list is none
-            return None
+    def _finished(self, version: Version, route: tuple[Hop, ...], report: FetchReport, *, assemble_s: float) -> FetchFinished:
+        """What the version cost, with what came ahead of its announcement. The seeder is the coordinator's, not a peer."""
+        transfers = frozenset(hop.edge.transfer for hop in route if hop.edge.transfer is not None)
+        by_peer = self._peers.take_bytes(transfers)
+        from_origin = sum(report.bytes_by_source.values()) + self._prefetch.take_bytes(transfers) + by_peer.pop(SEEDER, 0)
+        from_peers = by_peer.total()
+        return FetchFinished(version, from_origin + from_peers, from_peers, report.seconds, assemble_s)
 
     def _remove_from_disk(self, gone: list[tuple[Version, _Stored]], kept: set[str]) -> None:
         for version, stored in gone:
@@ -333,10 +321,9 @@ def _stored(offer: _Offer) -> _Stored:
     return _Stored(offer.manifest, offer.manifest.all_pieces() | {piece for hop in offer.hops for piece in hop.edge.pieces})
 
 
-def _finished(version: Version, report: FetchReport, ahead: int, *, assemble_s: float) -> FetchFinished:
-    """`ahead` bytes were fetched before the version was announced."""
-    from_peers = sum(count for source, count in report.bytes_by_source.items() if source != ORIGIN)
-    return FetchFinished(version, sum(report.bytes_by_source.values()) + ahead, from_peers, report.seconds, assemble_s)
+def piece_store(root: Path) -> PieceStore:
+    """Where the pieces of a worker lie: what is lost with the power is fetched again."""
+    return PieceStore(root / "pieces", files=UNSYNCED_FILES)
 
 
 def _remove(path: Path) -> None:
