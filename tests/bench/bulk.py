@@ -2,9 +2,9 @@
 
 `python -m tests.bench bulk [--mib 1024] [--folder DIR] [--json]`. CPU seconds are user and system time of both processes, from the first byte to the
 last, start-up left out. `node` holds all that a transfer takes: TLS, frames, policy, reading and verifying at the sender, BLAKE3 and
-storing at the receiver. `store` is what the same pieces take the piece store alone, read once and put once, BLAKE3 both times. `wire` is the
-node less the store, plus BLAKE3 once: what compares with `plain`, TLS 1.3 between blocking sockets, 64 KiB a write, BLAKE3 at the receiver,
-nothing stored. On machines that hand out memory page by page, files cost more than all the rest; --folder /dev/shm shows it. GB are 1e9 bytes.
+storing at the receiver. `files` is the receiver's part of it for writing files, timed in the same transfer; `wire` is the node without that.
+`plain` is TLS 1.3 between blocking sockets, 64 KiB a write, BLAKE3 at the receiver, nothing stored. On machines that hand out memory page
+by page, files cost more than all the rest, and differ from run to run: --folder /dev/shm shows it. GB are 1e9 bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2p.adapters.piece_store import UNSYNCED_FILES, PieceStore
@@ -76,13 +75,13 @@ class Child:
         self.process.stdout.close()
 
 
-def watched(children: Sequence[Child], last: Child, word: str) -> tuple[float, list[float], list[int]]:
-    """Until `last` says `word`: seconds, CPU seconds of each, memory that each grew by."""
+def watched(children: Sequence[Child], last: Child, word: str) -> tuple[str, float, list[float], list[int]]:
+    """Until `last` says `word`: its line, seconds, CPU seconds of each, memory that each grew by."""
     begun, cpu, rss = time.perf_counter(), [child.cpu_s() for child in children], [child.rss() for child in children]
-    heard = threading.Event()
+    heard, lines = threading.Event(), []
 
     def listen() -> None:
-        last.hear(word)
+        lines.append(last.hear(word))
         heard.set()
 
     thread = threading.Thread(target=listen)
@@ -93,6 +92,7 @@ def watched(children: Sequence[Child], last: Child, word: str) -> tuple[float, l
     spent = time.perf_counter() - begun
     thread.join()
     return (
+        lines[0],
         spent,
         [child.cpu_s() - before for child, before in zip(children, cpu, strict=True)],
         [child.most_rss - before for child, before in zip(children, rss, strict=True)],
@@ -148,13 +148,15 @@ def measure_node(root: Path, mib: int) -> dict[str, float]:
     time.sleep(0.3)
     for command in batches(pieces):
         seeder.say(json_module.dumps(command))
-    figures = watched([seeder, worker], worker, "complete")
+    line, spent, cpu, grown = watched([seeder, worker], worker, "complete")
     for child in (worker, seeder):
         child.close()
     received = PieceStore(root / "worker")
     if not all(received.has(piece.digest) for piece in pieces):
         raise AssertionError("pieces are missing")
-    return in_words("node", mib * PIECE, *figures)
+    found = in_words("node", mib * PIECE, spent, cpu, grown)
+    files = float(line.split()[1]) / (mib * PIECE / 1e9)
+    return found | {"files_cpu_s_gb": files, "wire_cpu_s_gb": found["node_cpu_s_gb"] - files}
 
 
 def measure_plain(root: Path, mib: int) -> dict[str, float]:
@@ -165,10 +167,10 @@ def measure_plain(root: Path, mib: int) -> dict[str, float]:
     sender.hear("connected")
     time.sleep(0.3)
     sender.say("go")
-    figures = watched([sender, receiver], receiver, "complete")
+    _, spent, cpu, grown = watched([sender, receiver], receiver, "complete")
     for child in (sender, receiver):
         child.close()
-    return in_words("plain", mib * PIECE, *figures)
+    return in_words("plain", mib * PIECE, spent, cpu, grown)
 
 
 def in_words(which: str, size: int, seconds: float, cpu: Sequence[float], grown: Sequence[int]) -> dict[str, float]:
@@ -184,32 +186,11 @@ def in_words(which: str, size: int, seconds: float, cpu: Sequence[float], grown:
     }
 
 
-def measure_store(root: Path) -> dict[str, float]:
-    """The piece store alone: what `origin` holds read, and put elsewhere."""
-    origin, target = PieceStore(root / "origin", files=UNSYNCED_FILES), PieceStore(root / "copy", files=UNSYNCED_FILES)
-    spent = {"read": 0.0, "put": 0.0, "blake3": 0.0}
-    size = 0
-    for digest in list(origin.digests()):
-        begun = time.thread_time()
-        data = origin.read(digest)
-        read = time.thread_time()
-        target.put(Piece(digest, len(data)), data)
-        put = time.thread_time()
-        blake3(data).digest()
-        hashed = time.thread_time()
-        for which, seconds in zip(spent, (read - begun, put - read, hashed - put), strict=True):
-            spent[which] += seconds
-        size += len(data)
-    return {f"store_{which}_cpu_s_gb": seconds / (size / 1e9) for which, seconds in spent.items()}
-
-
 def measure(mib: int, folder: str | None) -> dict[str, float]:
     """Every figure."""
     with tempfile.TemporaryDirectory(prefix="echo2-bulk-", dir=folder) as made:
         root = Path(made)
-        figures = measure_plain(root, mib) | measure_node(root, mib) | measure_store(root)
-    store = figures["store_read_cpu_s_gb"] + figures["store_put_cpu_s_gb"] - figures["store_blake3_cpu_s_gb"]
-    return figures | {"wire_cpu_s_gb": figures["node_cpu_s_gb"] - store}
+        return measure_plain(root, mib) | measure_node(root, mib)
 
 
 def main(json: bool = False, mib: int = 1024, folder: str = "") -> dict[str, float]:

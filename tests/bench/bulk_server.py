@@ -6,6 +6,7 @@ import json
 import socket
 import sys
 import threading
+import time
 from pathlib import Path
 
 from blake3 import blake3
@@ -15,12 +16,34 @@ from p2p.adapters.bulk.events import NodeEvent, PeerOpened, TransferComplete
 from p2p.adapters.bulk.node import BulkNode
 from p2p.adapters.bulk.pipe import client_context, server_context
 from p2p.adapters.bulk.settings import BulkSettings
-from p2p.adapters.piece_store import UNSYNCED_FILES, PieceStore
+from p2p.adapters.piece_store import PieceStore, UnsyncedFiles
 from p2p.adapters.tls import self_signed
 from p2p.domain.addresses import PeerInfo
 
 BLOCK = 64 << 10
 PIECE = 1 << 20
+
+
+class TimedFiles(UnsyncedFiles):
+    """Counts the CPU seconds that writing files takes, in the threads that write them."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._lock = threading.Lock()
+
+    def write_file(self, path: Path, data: bytes | memoryview) -> None:
+        begun = time.thread_time()
+        super().write_file(path, data)
+        self._count(begun)
+
+    def replace(self, source: Path, target: Path) -> None:
+        begun = time.thread_time()
+        super().replace(source, target)
+        self._count(begun)
+
+    def _count(self, begun: float) -> None:
+        with self._lock:
+            self.seconds += time.thread_time() - begun
 
 
 def say(word: str) -> None:
@@ -31,20 +54,19 @@ def say(word: str) -> None:
 def node(root: str) -> None:
     """Fetch one transfer from the seeder named on stdin; ends when stdin closes."""
     start = json.loads(sys.stdin.readline())
-    done = threading.Event()
+    files = TimedFiles()
 
     def tell(event: NodeEvent) -> None:
         if isinstance(event, PeerOpened):
             say("connected")
         if isinstance(event, TransferComplete):
-            say("complete")
-            done.set()
+            say(f"complete {files.seconds}")
 
     settings = BulkSettings(
         "w", start["coordinator"], listens=False, seeders=frozenset({"seeder"}), allowed_networks=("127.0.0.0/8",)
     )
     key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(start["key"]))
-    running = BulkNode(settings, key, PieceStore(Path(root), files=UNSYNCED_FILES), tell)
+    running = BulkNode(settings, key, PieceStore(Path(root), files=files), tell)
     running.start()
     running.dial(PeerInfo(**start["address"]), start["ticket"])
     sys.stdin.read()
