@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509 import load_pem_x509_certificate
 
 from coordinator.adapters.clock import SystemClock
+from coordinator.adapters.control_net import control_net, keep_control
 from coordinator.adapters.crash import crash_at
 from coordinator.adapters.identity import identity_key
 from coordinator.adapters.learner_process import LearnerProcesses
@@ -37,6 +39,7 @@ from coordinator.service.deps import Deps, ServiceSettings
 from coordinator.service.driving import Tools
 from coordinator.service.forthcoming import hear
 from coordinator.service.seeding import keep_seeding
+from coordinator.service.speaking import Voice, keep_members, keep_speaking
 from coordinator.service.sweeping import keep_sweeping, recover
 from coordinator.service.tidying import keep_tidy
 from coordinator.service.tokens import first_admin
@@ -46,11 +49,13 @@ from coordinator.store.migrate import upgrade
 from coordinator.store.sql import open_store
 from coordinator.wire.signing import public_hex
 from p2p.adapters.control.desk import Desk
+from p2p.adapters.control.net import ControlNet
 from p2p.adapters.durable import write_durably
 from p2p.adapters.tls import self_signed, server_context
 
 log = structlog.get_logger()
 END_S = 20.0
+LEAST_PORT, MOST_PORT = 1024, 65535  # workers dial no port below, and there is none above
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +97,10 @@ async def coordinator(settings: Settings) -> AsyncIterator[Served]:
         await recover(deps)
         certificate, tls = await asyncio.to_thread(_tls, settings)
         seeder = SeederProcess(_seeder_settings(settings, deps))
-        url = await _serve(settings, deps, _Front(certificate, tls, control_desk(deps, seeder)), stack)
-        await _start_loops(settings, deps, seeder, stack)
+        net = _control_net(settings, deps)
+        answers = control_desk(deps, seeder, net)
+        url = await _serve(settings, deps, _Front(certificate, tls, answers), stack)
+        await _start_loops(settings, deps, _Swarm(seeder, net, Voice(deps, answers.board, net)), stack)
         served = Served(url, os.getpid(), public_hex(deps.key), certificate, str(token_file))
         await asyncio.to_thread(write_durably, home / "serve.json", json.dumps(vars_of(served)).encode())
         yield served
@@ -170,13 +177,39 @@ class _Front:
     answers: Desk
 
 
+@dataclass(frozen=True, slots=True)
+class _Swarm:
+    """The coordinator's part in the swarm: its seeder, its node of the control network, and what it says there."""
+
+    seeder: SeederProcess
+    net: ControlNet | None
+    voice: Voice
+
+
+def _control_net(settings: Settings, deps: Deps) -> ControlNet | None:
+    if not settings.libp2p:
+        return None
+    beside = 0 if settings.port == 0 else max(settings.port + 2, LEAST_PORT)
+    host = _literal(settings.host)
+    port = beside if settings.control_port is None else settings.control_port
+    return control_net(deps.key, (host, port), networks=settings.peer_networks)
+
+
+def _literal(host: str) -> str:
+    """The address that a name stands for: peers are told literals only. One that is not found is no address to listen on either."""
+    with contextlib.suppress(OSError):
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    return host
+
+
 def _seeder_settings(settings: Settings, deps: Deps) -> SeederSettings:
-    beside = 0 if settings.port == 0 else settings.port + 1
+    beside = 0 if settings.port in (0, MOST_PORT) else settings.port + 1
+    beside += LEAST_PORT if 0 < beside < LEAST_PORT else 0
     return SeederSettings(
         store=settings.home / "pieces",
         key_file=settings.home / "seeder.key",
         coordinator_public_key=public_hex(deps.key),
-        host="127.0.0.1" if settings.host == "localhost" else settings.host,
+        host=_literal(settings.host),
         port=beside if settings.seeder_port is None else settings.seeder_port,
         up=settings.seeder_up_mbit * 125_000 or None,
     )
@@ -202,7 +235,9 @@ async def _serve(settings: Settings, deps: Deps, front: _Front, stack: contextli
     return f"{'https' if tls else 'http'}://{host}:{port}"
 
 
-async def _start_loops(settings: Settings, deps: Deps, seeder: SeederProcess, stack: contextlib.AsyncExitStack) -> None:
+async def _start_loops(settings: Settings, deps: Deps, swarm: _Swarm, stack: contextlib.AsyncExitStack) -> None:
+    seeder, net = swarm.seeder, swarm.net
+
     def on_batch(text: str, signature: str) -> None:
         """The seeder first: its word reaches the swarm in a round trip."""
         seeder.batch(text, signature)
@@ -216,13 +251,17 @@ async def _start_loops(settings: Settings, deps: Deps, seeder: SeederProcess, st
         publisher=publisher,
         planes=JailedPlanes(deps.settings, processes=settings.grader_processes),
     )
-    loops: tuple[tuple[str, Callable[[], Awaitable[None]]], ...] = (
+    loops: list[tuple[str, Callable[[], Awaitable[None]]]] = [
         ("jobs", JobsLoop(deps, tools).run),
         ("sweep", lambda: keep_sweeping(deps)),
         ("seeder", seeder.run),
         ("seeding", lambda: keep_seeding(deps, seeder)),
+        ("speaking", lambda: keep_speaking(deps, swarm.voice)),
         ("tidy", lambda: keep_tidy(deps, publisher, remove_scratch)),
-    )
+    ]
+    if net is not None:
+        stack.push_async_callback(net.close)
+        loops += [("control", lambda: keep_control(net, deps.control)), ("members", lambda: keep_members(deps, net))]
     for name, loop in loops:
         task = asyncio.create_task(_essential(name, loop), name=name)
         stack.push_async_callback(_end, task)

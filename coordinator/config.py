@@ -32,7 +32,13 @@ class Settings(BaseSettings):
     seeder_port: int | None = Field(
         None, ge=0, le=65535, description="where weights are served to workers; unset: port + 1; 0: a free one"
     )
-    seeder_up_mbit: float = Field(0.0, ge=0, description="most that weights may take of the uplink; 0: no limit")
+    seeder_up_mbit: float = Field(
+        0.0, ge=0, description="most that the seeder takes of the uplink, beside what workers ask over HTTPS; 0: no limit"
+    )
+    control_port: int | None = Field(
+        None, ge=0, le=65535, description="where libp2p takes control messages; unset: port + 2; 0: a free one"
+    )
+    libp2p: bool = Field(True, description="false: control messages go over HTTPS only")
     grader_processes: int = Field(2, ge=1, le=64)
     max_running_jobs: int = Field(1, ge=1, le=64)
     minimum_free_bytes: int = Field(256 << 20, ge=0, description="below it jobs pause before anything can be lost")

@@ -14,6 +14,7 @@ from random import Random
 from coordinator.wire.signing import public_hex
 from worker_node.adapters import identity
 from worker_node.adapters.coordinator_client import CoordinatorClient
+from worker_node.adapters.downlink import Downlink
 from worker_node.adapters.engine import EngineHost, Output
 from worker_node.adapters.engines import make_engine
 from worker_node.adapters.peers import Myself, Peers
@@ -26,6 +27,8 @@ from worker_node.domain.session import Session, SessionSettings
 from worker_node.runtime import Parts, Runtime
 
 CRASH_POINTS = (
+    "worker.assembling",
+    "worker.assembled",
     "worker.fetched",
     "worker.swapped",
     "worker.confirmed",
@@ -95,14 +98,16 @@ async def build(settings: WorkerSettings) -> Runtime:
     weights = settings.state_dir / "weights"
     myself = Myself(client.worker, key, settings.coordinator_key, client.server_now)
     peers = Peers(myself, piece_store(weights), settings.peer, settings.link, counter=settings.state_dir / "uploaded.json")
-    swarm = Swarm(weights, client, settings.coordinator_key, peers)
+    downlink = Downlink(settings.link.down_bytes_per_s, peers.limit_down)
+    reach = _reach(settings)
+    swarm = Swarm(weights, client, settings.coordinator_key, peers, downlink, reach=reach)
     session = Session(
         SessionSettings(slots=settings.engine.slots, drain_s=settings.drain_s),
         rng=Random(os.urandom(16)),  # noqa: S311 (jitter, not secrets)
         stored=await asyncio.to_thread(swarm.open),
     )
-    parts = Parts(session, client, swarm, peers, Books(settings, public_hex(key)), partial(_make_host, settings))
-    return Runtime(settings, parts, reach=_reach(settings))
+    parts = Parts(session, key, client, swarm, peers, Books(settings, public_hex(key)), partial(_make_host, settings))
+    return Runtime(settings, parts, reach=reach)
 
 
 def _make_host(

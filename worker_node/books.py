@@ -25,6 +25,8 @@ class Books:
     def __init__(self, settings: WorkerSettings, public_key: str, *, wall: Callable[[], float] = time.time) -> None:
         self.public_key = public_key
         self.engine = ""
+        self.control = ""  # which way control messages go
+        self.neighbours = ""
         self.tokens_per_s = settings.engine.tokens_per_s
         self.account: wire.Account | None = None
         self.accepted = 0
@@ -89,6 +91,8 @@ class Books:
             unsent=report.unsent,
             tokens_per_s=round(self.tokens_per_s, 2),
             fetch_percent=percent,
+            control=self.control,
+            neighbours=self.neighbours,
             accepted_here=self.accepted,
             account=None if self.account is None else self.account.model_dump(mode="json"),
             notes=[{**asdict(note), "at": wall - (now - note.at)} for note in report.notes],

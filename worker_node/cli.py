@@ -70,6 +70,12 @@ def join(
     state_dir: StateDir = None,
     peer_host: Annotated[str, typer.Option(help="The address literal under which other workers reach this one.")] = "127.0.0.1",
     peer_port: Annotated[int, typer.Option(help="Serve pieces to other workers on this port; 0: do not.")] = 0,
+    control_port: Annotated[
+        int, typer.Option(help="Take control messages over libp2p on this port; 0: through the coordinator.")
+    ] = 0,
+    libp2p: Annotated[
+        bool, typer.Option("--libp2p/--no-libp2p", help="Control messages over libp2p, where it is installed.")
+    ] = True,
     up_mbit: Annotated[float, typer.Option(help="Most that weights may take of the uplink, Mbit/s; 0: no limit.")] = 0.0,
     down_mbit: Annotated[float, typer.Option(help="Most that weights may take of the downlink, Mbit/s; 0: no limit.")] = 0.0,
     up_gb_per_month: Annotated[float, typer.Option(help="Uploads stop after so many GB in a month; 0: no limit.")] = 0.0,
@@ -104,7 +110,8 @@ def join(
                 tokens_per_s=tokens_per_s,
                 faults=config.parse_counts(fault or [], "--fault", FAULTS),
             ),
-            peer=config.peer_settings(peer_host, peer_port),
+            peer=config.peer_settings(peer_host, peer_port, control_port),
+            libp2p=libp2p,
             link=config.link_settings(up_mbit, down_mbit, up_gb_per_month),
             insecure_http=insecure_http,
             drain_s=drain_s,

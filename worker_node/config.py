@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -101,11 +102,12 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class PeerSettings:
-    """Where this worker serves pieces to others; port 0: it does not."""
+    """Where this worker serves pieces to others; port 0: it does not. `control_port`: where it takes control messages over libp2p."""
 
     host: str = "127.0.0.1"
     port: int = 0
     bind: str = "0.0.0.0"  # noqa: S104 (others must reach it)
+    control_port: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,7 @@ class WorkerSettings:
     engine: EngineSettings = EngineSettings()
     peer: PeerSettings = PeerSettings()
     link: LinkSettings = LinkSettings()
+    libp2p: bool = True
     insecure_http: bool = False
     drain_s: float = 120.0
     crash_at: tuple[str, int] | None = None
@@ -154,16 +157,21 @@ def engine_settings(
     return EngineSettings(kind, slots, dtype, device, tokens_per_s, dict(faults or {}))  # type: ignore[arg-type]  # checked above
 
 
-def peer_settings(host: str, port: int) -> PeerSettings:
+def peer_settings(host: str, port: int, control_port: int = 0) -> PeerSettings:
     """Check where peers shall find this worker. Raises ConfigError."""
-    if port and not 1024 <= port <= 65535:
-        raise ConfigError(f"--peer-port {port} must be 0 or lie in 1024 to 65535")
+    for option, value in (("--peer-port", port), ("--control-port", control_port)):
+        if value and not 1024 <= value <= 65535:
+            raise ConfigError(f"{option} {value} must be 0 or lie in 1024 to 65535")
+    if control_port and not port:
+        raise ConfigError(f"--control-port {control_port} needs --peer-port: others are told of both or of none")
+    if control_port and control_port == port:
+        raise ConfigError(f"--control-port {control_port} is --peer-port too: give it another one")
     try:
         address = ipaddress.ip_address(host)
     except ValueError as error:
         raise ConfigError(f"--peer-host {host!r} must be an IP address literal: other workers do not resolve names") from error
     bind = "127.0.0.1" if address.is_loopback and address.version == 4 else "::" if address.version == 6 else "0.0.0.0"  # noqa: S104
-    return PeerSettings(host, port, bind)
+    return PeerSettings(host, port, bind, control_port)
 
 
 def link_settings(up_mbit: float, down_mbit: float, month_gb: float) -> LinkSettings:
@@ -177,9 +185,13 @@ def link_settings(up_mbit: float, down_mbit: float, month_gb: float) -> LinkSett
 def remember_coordinator(state_dir: Path, url: str, key: str) -> None:
     """Keep whom the invite named, so that a known worker comes back without it."""
     path = state_dir / COORDINATOR_FILE
+    text = json.dumps({"url": url.rstrip("/"), "coordinator_key": key})
+    with suppress(OSError, ValueError):  # what is known is not written again: a full disk keeps no worker from coming back
+        if path.read_text("utf-8") == text:
+            return
     temporary = path.with_name(f".{COORDINATOR_FILE}.{os.getpid()}")
     try:
-        temporary.write_text(json.dumps({"url": url.rstrip("/"), "coordinator_key": key}), "utf-8")
+        temporary.write_text(text, "utf-8")
         temporary.replace(path)
     except OSError as error:
         raise ConfigError(f"--state-dir {state_dir} cannot be written: {error.strerror}") from error

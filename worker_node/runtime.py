@@ -8,22 +8,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 import structlog
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.wire import messages as wire
-from p2p.adapters.control.https import HttpsControl
+from p2p.domain.control_messages import Neighbour
 from p2p.errors import SwarmError
 from worker_node.adapters.bench import decode_rate
+from worker_node.adapters.control import ControlLine
 from worker_node.adapters.coordinator_client import CoordinatorClient
 from worker_node.adapters.engine import Aborted, EngineCore, EngineHost, Finished, Output, Swapped, Unmakeable
 from worker_node.adapters.neighbourhood import Neighbourhood
 from worker_node.adapters.peers import Peers
 from worker_node.adapters.swarm import Swarm
+from worker_node.adapters.tidings import Tidings
 from worker_node.books import Books
 from worker_node.config import WorkerSettings
 from worker_node.domain import events as ev
@@ -44,6 +47,7 @@ class Parts:
     """What a runtime drives. `make_host` gets the engine's two callbacks: outputs, and the reason of a failure."""
 
     session: Session
+    key: Ed25519PrivateKey
     client: CoordinatorClient
     swarm: Swarm
     peers: Peers
@@ -68,12 +72,27 @@ class Runtime:
         self._client = parts.client
         self._swarm = parts.swarm
         self._peers = parts.peers
-        self._control = HttpsControl(self._post_control, coordinator=settings.coordinator_key)
+        host = urlsplit(settings.url).hostname or ""
+        self._line = ControlLine(
+            self._post_control,
+            parts.key,
+            settings.peer,
+            coordinator=(settings.coordinator_key, host),
+            libp2p=settings.libp2p,
+        )
+        self._tidings = Tidings(
+            self._line.control,
+            self._peers,
+            me=parts.books.public_key,
+            coordinator=settings.coordinator_key,
+            heard=lambda version: self._push(ev.HeardOf(version)),
+        )
         self._neighbourhood = Neighbourhood(
             self._peers,
-            self._control,
+            self._line.control,
             coordinator_key=settings.coordinator_key,
-            coordinator_host=urlsplit(settings.url).hostname or "",
+            coordinator_host=host,
+            met=self._met,
         )
         self._books = parts.books
         self._host = parts.make_host(self._engine_output, self._engine_failed)
@@ -97,10 +116,14 @@ class Runtime:
         try:
             engine = await self._host.start()
             peer = self._peers.start()
+            if peer is not None:
+                peer = peer.model_copy(update={"control_port": self._line.port})
             self._join = join_request(self._settings, self._books.public_key, engine, peer)
             self._books.engine = f"{engine.kind} ({engine.version}) on {engine.device}, {engine.dtype}"
             self._spawn(self._poll_account())
             self._spawn(self._neighbourhood.run())
+            self._spawn(self._line.run())
+            self._spawn(self._tidings.run())
             return await self._serve()
         finally:
             await self._close()
@@ -186,10 +209,18 @@ class Runtime:
 
     async def _send_beat(self, beat: do.SendBeat) -> None:
         rate = self._books.measure(*self._host.meter())
-        reply = await self._client.heartbeat(beat_message(beat, tokens_per_s=rate, uplink=self._peers.uplink))
+        message = beat_message(beat, tokens_per_s=rate, uplink=self._peers.uplink, control=self._line.way)
+        reply = await self._client.heartbeat(message)
+        self._line.told(reply.control, self._networks)
         jobs = [notice.job_id for notice in reply.versions]
-        self._neighbourhood.work_for(self._loaded_job if self._loaded_job in jobs else next(iter(jobs), None), self._networks)
+        job_id = self._loaded_job if self._loaded_job in jobs else next(iter(jobs), None)
+        self._neighbourhood.work_for(job_id, self._networks)
+        self._tidings.work_for(job_id)
         self._push(orders(reply))
+
+    def _met(self, neighbours: Sequence[Neighbour]) -> None:
+        self._line.meet(neighbours)
+        self._tidings.meet([peer.key for peer in neighbours])
 
     async def _post_control(self, path: str, body: bytes) -> bytes:
         return await self._client.control(path, body, epoch=self._epoch)
@@ -238,6 +269,7 @@ class Runtime:
         try:
             finished = await self._swarm.bring(version, epoch=lambda: self._epoch, on_progress=self._books.fetch_progress)
         except (SwarmError, CallError, OSError) as error:
+            self._log.warning("not fetched", version=str(version), reason=str(error))
             self._push(ev.FetchFailed(version, str(error)))
             return
         finally:
@@ -369,6 +401,7 @@ class Runtime:
 
     def _write_status(self, report: Report, now: float, ended: str | None) -> None:
         """The work goes on without a status file: a full disk must not end it."""
+        self._books.control, self._books.neighbours = self._line.way, self._tidings.words
         try:
             self._books.write(report, now=now, ended=ended)
         except OSError as error:
@@ -384,5 +417,6 @@ class Runtime:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._host.close()
         await self._swarm.close()
+        await self._line.close()
         await self._peers.close()
         await self._client.close()

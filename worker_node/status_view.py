@@ -22,6 +22,8 @@ def lines(status: Status, *, running: bool, now: float) -> Iterator[str]:
     yield f"work        {status.live_leases} leases, {status.generating} completions under way, {status.unsent} not yet sent"
     if status.coordinator_state:
         yield f"coordinator {_says(status)}"
+    if status.control:
+        yield f"control     {status.control}{'; ' if status.neighbours else ''}{status.neighbours}"
     yield from _earnings(status)
     for note in _told_once(status.notes)[-SHOWN_NOTES:]:
         blame = f" (fault: {note['blame']})" if note.get("blame") else ""

@@ -29,7 +29,7 @@ def join_request(
     )
 
 
-def beat_message(beat: do.SendBeat, *, tokens_per_s: float, uplink: float) -> wire.Heartbeat:
+def beat_message(beat: do.SendBeat, *, tokens_per_s: float, uplink: float, control: str = "") -> wire.Heartbeat:
     """A sign of life; at most as many versions as a beat may carry."""
     return wire.Heartbeat(
         session_epoch=beat.epoch,
@@ -39,6 +39,7 @@ def beat_message(beat: do.SendBeat, *, tokens_per_s: float, uplink: float) -> wi
         tokens_per_s=tokens_per_s,
         uplink_bytes_per_s=uplink,
         draining=beat.draining,
+        control=control[:1000],
         activity=beat.activity[:1000],
     )
 

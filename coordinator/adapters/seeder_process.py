@@ -24,6 +24,7 @@ log = structlog.get_logger()
 LINE_LIMIT_BYTES = 16 << 20
 RESTART_FIRST_S, RESTART_MOST_S = 0.5, 30.0
 HEALTHY_S = 60.0  # a life this long starts the back-off over
+SILENCE_S = 30.0  # it reports every few seconds: one that does not hangs, and is started again
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +43,11 @@ class SeederSettings:
 
 @dataclass(slots=True)
 class _Told:
-    """The batches of one transfer, in order."""
+    """The batches of one transfer, in order: texts with signatures, and the texts' hashes."""
 
     texts: list[tuple[str, str]] = field(default_factory=list)
-    last: str = ""  # hash of the last text
+    hashes: list[str] = field(default_factory=list)
+    is_whole: bool = False
 
 
 class SeederProcess:
@@ -54,9 +56,10 @@ class SeederProcess:
     def __init__(self, settings: SeederSettings) -> None:
         self._settings = settings
         self._told: dict[str, _Told] = {}  # by transfer
-        self._by_last: dict[str, str] = {}  # hash of a transfer's last text -> transfer
+        self._places: dict[str, str] = {}  # hash of a text that was told -> its transfer
         self._child: Process | None = None
         self._address: PeerAddress | None = None
+        self._port = settings.port
         self._lives = 0
         self.state: dict[str, Any] = {}  # the newest report: see `NodeState`
         self.first_sent: dict[str, float] = {}  # transfer -> Unix seconds
@@ -71,31 +74,41 @@ class SeederProcess:
         """Its measured upload rate, bytes a second; 0 when not known."""
         return float(self.state.get("uplink", 0.0))
 
-    def seeded(self) -> frozenset[str]:
-        """Transfers whose batches were told."""
-        return frozenset(self._told)
+    def seeded(self) -> dict[str, bool]:
+        """Transfers whose batches were told, and whether the last one was."""
+        return {transfer: told.is_whole for transfer, told in self._told.items()}
 
     def batch(self, text: str, signature: str) -> None:
-        """Tell a batch, now and after each restart. One that was told already, or fits no chain, changes nothing."""
-        batch = Batch.from_json(text)
-        digest = text_hash(text)
-        transfer = digest if batch.number == 0 else self._by_last.get(batch.previous)
-        if transfer is None or (batch.number == 0 and transfer in self._told):
+        """Tell a batch, now and after each restart. One that was told already, or follows none that was, changes nothing.
+
+        An encoding that broke off and begins again tells the same batches again. One that tells others under the same transfer cannot be
+        offered at all: peers would take it for a forgery.
+        """
+        batch, digest = Batch.from_json(text), text_hash(text)
+        transfer = digest if batch.number == 0 else self._places.get(batch.previous)
+        if transfer is None:
             return
         told = self._told.setdefault(transfer, _Told())
-        self._by_last.pop(told.last, None)
+        if batch.number < len(told.hashes):
+            if told.hashes[batch.number] != digest:
+                log.warning("transfer_retold_otherwise", transfer=transfer[:16], batch=batch.number)
+                self.retire(transfer)
+            return
         told.texts.append((text, signature))
-        told.last = digest
-        self._by_last[digest] = transfer
+        told.hashes.append(digest)
+        told.is_whole = batch.is_last
+        self._places[digest] = transfer
         self._say({"batch": text, "signature": signature})
 
     def retire(self, transfer: str) -> None:
         """Offer it no more."""
         told = self._told.pop(transfer, None)
-        if told is not None:
-            self._by_last.pop(told.last, None)
-            self.first_sent.pop(transfer, None)
-            self._say({"retire": transfer})
+        if told is None:
+            return
+        for digest in told.hashes:
+            self._places.pop(digest, None)
+        self.first_sent.pop(transfer, None)
+        self._say({"retire": transfer})
 
     async def run(self) -> None:
         """Start the process again whenever it ends. Waits for its output; ends when cancelled."""
@@ -105,8 +118,8 @@ class SeederProcess:
             begun = time.monotonic()
             try:
                 await self._live()
-            except (OSError, ValueError) as error:  # no process to be had, or one that speaks nonsense: workers fetch over HTTPS
-                log.warning("seeder_failed", reason=str(error))
+            except (OSError, ValueError) as error:  # no process, or one that is silent or speaks nonsense: workers fetch over HTTPS
+                log.warning("seeder_failed", reason=f"{type(error).__name__}: {error}")
             if time.monotonic() - begun > HEALTHY_S:
                 pause_s = RESTART_FIRST_S
             await asyncio.sleep(pause_s)
@@ -131,16 +144,19 @@ class SeederProcess:
                 for text, signature in told.texts:
                     self._say({"batch": text, "signature": signature})
             assert child.stdout is not None
-            async for line in child.stdout:
+            while line := await asyncio.wait_for(child.stdout.readline(), SILENCE_S):
                 self._hear(json.loads(line))
             log.warning("seeder_ended", code=await child.wait())
         finally:
+            if self._address is None:
+                self._port = self._settings.port  # the port of an earlier life is taken, perhaps
             self._child, self._address = None, None
             if child.returncode is None:
                 child.kill()
                 await child.wait()
 
     def _start(self) -> dict[str, object]:
+        """See `p2p.adapters.bulk.seeder.Start`."""
         settings = self._settings
         return {
             "peer_id": SEEDER,
@@ -148,24 +164,22 @@ class SeederProcess:
             "store": str(settings.store),
             "key_file": str(settings.key_file),
             "host": settings.host,
-            "port": self._address_port(),
+            "port": self._port,  # that of an earlier life is asked for again, so that peers find it where it was
             "names": [SEEDER],
             "allowed_networks": list(settings.allowed_networks),
             "up": settings.up,
             "congestion": settings.congestion,
             "returns": self._lives > 1,
-        }
-
-    def _address_port(self) -> int:
-        """The port of an earlier life is asked for again, so that peers find it where it was."""
-        return self._settings.port or self._port
-
-    _port = 0
+        } | ({"uplink": self.uplink} if self.uplink else {})
 
     def _say(self, command: dict[str, object]) -> None:
-        """A line to the process, if it runs: what it missed is told when it starts."""
-        if self._child is not None and self._child.stdin is not None and not self._child.stdin.is_closing():
-            self._child.stdin.write(json.dumps(command).encode() + b"\n")
+        """A line to the process, if it runs: what it missed is told when it starts.
+
+        Nobody waits for it to be read. A process that reads no more reports no more either, and is ended before much has gathered.
+        """
+        stdin = None if self._child is None else self._child.stdin
+        if stdin is not None and not stdin.is_closing():
+            stdin.write(json.dumps(command).encode() + b"\n")
 
     def _hear(self, said: dict[str, Any]) -> None:
         match said:

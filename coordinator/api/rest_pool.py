@@ -46,7 +46,9 @@ async def workers(call: Call) -> rest.WorkerList:
 
 async def worker(call: Call) -> rest.WorkerView:
     """GET /workers/{worker_id}."""
-    return await call.deps.store.read(lambda reader: operator_workers.one(reader, call.path["worker_id"]))
+    view = await call.deps.store.read(lambda reader: operator_workers.one(reader, call.path["worker_id"]))
+    heard = call.deps.presence.get(view.id)
+    return view if heard is None else view.model_copy(update={"control": heard.control})
 
 
 def worker_command(command: WorkerCommand) -> Callable[[Call], Awaitable[Write]]:

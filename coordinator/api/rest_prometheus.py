@@ -1,11 +1,11 @@
-"""Prometheus' text format, made from rows at each scrape: a restart changes no figure (law 6)."""
+"""Prometheus' text format, made from rows at each scrape: a restart changes no figure (law 6), but for the counters of calls."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from coordinator.domain.model import Batch, Job, JobState, Worker, WorkerState
@@ -18,16 +18,18 @@ from coordinator.wire.rest import REWARD_METRIC
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_JOBS = 100
 STEPS_COUNTED = 200
+CONTROL_WAYS = ("libp2p", "https")
 Sample = tuple[str, str, dict[str, str], float]  # name, help, labels, value
 
 
 class _Rows(Collector):
     """Figures that were read already, as metric families."""
 
-    def __init__(self, samples: list[Sample]) -> None:
+    def __init__(self, samples: list[Sample], asked: Mapping[str, int]) -> None:
         self._samples = samples
+        self._asked = asked
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         families: dict[str, GaugeMetricFamily] = {}
         for name, words, labels, value in self._samples:
             family = families.get(name)
@@ -35,13 +37,17 @@ class _Rows(Collector):
                 families[name] = family = GaugeMetricFamily(name, words, labels=list(labels))
             family.add_metric(list(labels.values()), value)
         yield from families.values()
+        calls = CounterMetricFamily("echo2_control_requests", "Control requests answered since the start, by way", labels=["way"])
+        for way in CONTROL_WAYS:
+            calls.add_metric([way], self._asked.get(way, 0))
+        yield calls
 
 
-async def exposition(reader: Reader, *, now: float) -> bytes:
-    """The page."""
+async def exposition(reader: Reader, *, now: float, asked: Mapping[str, int]) -> bytes:
+    """The page. `asked`: control requests answered, by way."""
     samples = [*await _pool(reader), *await _jobs(reader, now=now)]
     registry = CollectorRegistry()
-    registry.register(_Rows(samples))
+    registry.register(_Rows(samples, asked))
     return generate_latest(registry)
 
 

@@ -104,7 +104,7 @@ async def leave(call: Call) -> Account:
 
 
 async def manifest(call: Call) -> ManifestReply:
-    """The signed manifest of a version, and peers that hold it."""
+    """The signed manifest of a version, and a path to it."""
     version = call.request.match_info["version"]
     if not _VERSION.fullmatch(version):
         raise ProtocolRefusal(422, "invalid_message", f"version is {version[:40]!r}", field="version", fix="send a version number")

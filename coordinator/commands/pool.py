@@ -50,6 +50,7 @@ def show_worker(worker: Any) -> None:
         ("refused", counts(worker["refused"])),
         ("active hours", figure(worker["active_s"] / 3600, 2)),
         ("cost (asked price)", dollars(worker["cost_estimate_uusd"])),
+        ("control messages", worker["control"] or "not known"),
         ("last seen", when(worker["last_seen_at"])),
     )
     show_table(worker["name"], ("what", "figure"), rows)

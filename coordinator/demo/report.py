@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from pricing.money import uusd_to_usd
 
 Points = Sequence[tuple[int, float]]
+PUBLISH = (
+    "encode_s",
+    "first_piece_s",
+    "transfer_s",
+    "apply_s",
+    "to_last_worker_s",
+)  # of a version, the last three at its slowest worker
 ENDS = 10  # steps that "first" and "last" average over; fewer in a short run, so that the two never overlap
 
 
@@ -37,6 +45,11 @@ class Told:
 def mean(values: Sequence[float]) -> float | None:
     """The mean, or None of nothing."""
     return sum(values) / len(values) if values else None
+
+
+def _median(points: Points) -> float | None:
+    """The median value, or None of nothing."""
+    return median(value for _, value in points) if points else None
 
 
 def ends_of(steps: int) -> int:
@@ -86,6 +99,7 @@ def build(told: Told) -> dict[str, Any]:
         "bytes_to_workers": sum(h["fetched_bytes"] for w in told.workers for h in w["holdings"]),
         "bytes_from_peers": sum(h["fetched_from_peers_bytes"] for w in told.workers for h in w["holdings"]),
         "bytes_saved": _saved(told),
+        "publish_median": {name: _median(told.series.get(f"publish/{name}", ())) for name in PUBLISH},
         "simulated_cost_usd": uusd_to_usd(told.job["cost_estimate_uusd"]),
         "audit_ok": told.audit["ok"],
         "audit_counts": told.audit["counts"],

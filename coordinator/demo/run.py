@@ -269,7 +269,8 @@ class _Demo:
         job = await client.get(f"/jobs/{job_id}")
         pool = (await client.get("/workers"))["workers"]
         workers = [await client.get(f"/workers/{worker['id']}") for worker in sorted(pool, key=lambda w: str(w["name"]))]
-        series = {name: await _points(client, job_id, name) for name in SERIES}
+        names = (*SERIES, *(f"publish/{name}" for name in report.PUBLISH))
+        series = {name: await _points(client, job_id, name) for name in names}
         audit = await client.get(f"/jobs/{job_id}/audit")
         kills = sum(change.kind == "kill" for change in self._changes)
         churned = report.Churned(frozenset(self._away), kills, len(self._changes) - kills, longest_absence(self._changes))
@@ -313,6 +314,7 @@ def summary(result: Mapping[str, Any]) -> Sequence[str]:
             f"; {result['kills']} times a worker was killed and {result['rejoins']} times one came back, after {result['longest_absence']} "
             f"steps at most; everyone alive ended {result['versions_behind']} versions behind at most"
         )
+    publish = {name: shown(value, ".2f") for name, value in result["publish_median"].items()}
     return (
         f"reward {shown(result['reward_first10'])} -> {shown(result['reward_last10'])} (sampled, {first_and_last}); "
         f"greedy held-out {shown(result['greedy_before'])} -> {shown(result['greedy_after'])}",
@@ -320,6 +322,8 @@ def summary(result: Mapping[str, Any]) -> Sequence[str]:
         f"learner busy {shown(result['learner_utilisation'], '.0%')}; {result['workers_contributing']} workers contributed{killed}; "
         f"{result['admitted']} rollouts trained; not trained: {rejected}",
         f"weights {result['bytes_to_workers'] / 1e6:.1f} MB to workers, {result['bytes_from_peers'] / 1e6:.1f} MB of them from peers, "
-        f"{shown(result['bytes_saved'] and result['bytes_saved'] / 1e6, '.1f')} MB less than full snapshots; "
+        f"{shown(result['bytes_saved'] and result['bytes_saved'] / 1e6, '.1f')} MB less than full snapshots",
+        f"a version reached its last worker {publish['to_last_worker_s']} s after publication (medians: encoding {publish['encode_s']} s, "
+        f"the first piece out after {publish['first_piece_s']} s; slowest transfer {publish['transfer_s']} s, apply {publish['apply_s']} s)",
         f"simulated cost ${result['simulated_cost_usd']:.4f}; audit {'sound' if result['audit_ok'] else 'BROKEN'}; {result['wall_s']:.0f} s",
     )

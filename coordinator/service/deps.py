@@ -9,9 +9,13 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from coordinator.service.control_use import ControlUse
 from coordinator.service.ports import Blobs, Clock, DataPlane, Prompt, Store
 from coordinator.service.transfers import Transfers
 from coordinator.service.worker_presence import Presence
+
+VERSIONS = "versions"  # woken when a version was published
+NEWS = "news"  # woken when there is something to say on the control plane
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ class Wakeups:
         self._waiters: dict[str, set[asyncio.Event]] = {}
 
     def notify(self, topic: str) -> None:
-        """Wake everyone waiting on `topic` (a job id, "jobs" or "workers")."""
+        """Wake everyone waiting on `topic` (a job id, "jobs", "workers", VERSIONS or NEWS)."""
         for event in self._waiters.get(topic, ()):
             event.set()
 
@@ -71,6 +75,12 @@ class Watch:
         group.discard(self._event)
         if not group:
             del self._waiters[self._topic]
+
+    def take(self) -> bool:
+        """Whether notified since the last wait or take."""
+        was_set = self._event.is_set()
+        self._event.clear()
+        return was_set
 
     async def wait(self, timeout_s: float) -> bool:
         """True when notified since the last wait, False when `timeout_s` passed first."""
@@ -129,6 +139,7 @@ class Deps:
     wake: Wakeups = field(default_factory=Wakeups)
     live: dict[str, LiveJob] = field(default_factory=dict)  # job id -> running parts
     presence: Presence = field(default_factory=Presence)  # when workers were last heard, between two flushes
+    control: ControlUse = field(default_factory=ControlUse)
     transfers: Transfers = field(default_factory=Transfers)  # edges that are being encoded
     pieces: asyncio.Lock = field(default_factory=asyncio.Lock)  # from encoding to the row, and while pieces are removed
     reach: Callable[[str], None] = _no_fault  # called at named commit points

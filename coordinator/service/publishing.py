@@ -33,7 +33,7 @@ from coordinator.domain.model import (
 from coordinator.domain.seeds import derive
 from coordinator.domain.states import GROUP, PUBLICATION, TERMINAL, move
 from coordinator.service import forthcoming
-from coordinator.service.deps import Deps
+from coordinator.service.deps import NEWS, VERSIONS, Deps
 from coordinator.service.edges import base_for, drop_edges_of, drop_unneeded, edge_row, needed_directories, read_lineage
 from coordinator.service.job_ports import Publisher, SignedManifest
 from coordinator.service.ports import Reader, Tx
@@ -67,6 +67,8 @@ async def announce(deps: Deps, publisher: Publisher, job: Job, shot: Snapshotted
             saved = await deps.store.write(lambda tx: _save(tx, job, shot, signed, now=deps.clock.now()))
         finally:
             forthcoming.close(deps, job.id)
+        for topic in (VERSIONS, NEWS):
+            deps.wake.notify(topic)
         deps.reach("publish.rows_written")
         unused = [] if saved.is_new else [signed.text]
         await _remove_pieces(deps, publisher, [*unused, *(lost.manifest for lost in saved.lost), *saved.lost_edges])

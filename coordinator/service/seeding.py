@@ -6,7 +6,7 @@ go to the seeder directly (`Seeder.batch`), before there is a row; the next look
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,6 +27,7 @@ SEEDER = "seeder"  # its name as a peer: tickets name it, and no worker id looks
 NEWEST = 2  # versions whose edges are always offered
 LOOK_S = 2.0
 FETCH_PATIENCE_S = 900.0
+ABANDONED_S = 60.0  # between an encoding and its row, or its next try, lies less
 
 
 class Seeder(Protocol):
@@ -42,8 +43,8 @@ class Seeder(Protocol):
         """Its measured upload rate, bytes a second; 0 when not known."""
         ...
 
-    def seeded(self) -> frozenset[str]:
-        """Transfers that it offers whole, or of which batches came and the last one is still to come."""
+    def seeded(self) -> Mapping[str, bool]:
+        """Transfers of which batches came, and whether the last one did."""
         ...
 
     def batch(self, text: str, signature: str) -> None:
@@ -62,8 +63,8 @@ class NoSeeder:
     address: None = None
     uplink: float = 0.0
 
-    def seeded(self) -> frozenset[str]:
-        return frozenset()
+    def seeded(self) -> Mapping[str, bool]:
+        return {}
 
     def batch(self, text: str, signature: str) -> None:
         """Nobody takes it."""
@@ -87,56 +88,59 @@ async def keep_seeding(deps: Deps, seeder: Seeder) -> None:
 
 
 class Documents:
-    """Transfers by edge, and the transfers that no row knows yet: an edge's document is parsed once."""
+    """What was learned of edges and transfers in earlier looks: an edge's document is parsed once."""
 
     def __init__(self) -> None:
         self._transfers: dict[tuple[str, str], str | None] = {}
-        self._unknown: dict[str, int] = {}
+        self._unknown_since: dict[str, float] = {}
 
     def transfer_of(self, row: EdgeRow) -> str | None:
-        """The transfer that carries the edge."""
+        """The transfer that carries the edge; None if none does."""
         key = (row.job_id, row.id)
         if key not in self._transfers:
             self._transfers[key] = Hop.from_json(row.document).edge.transfer
         return self._transfers[key]
+
+    def unfit(self, row: EdgeRow) -> None:
+        """The edge's batches cannot be told again: no transfer carries it."""
+        self._transfers[row.job_id, row.id] = None
 
     def keep(self, rows: Sequence[EdgeRow]) -> None:
         """Forget edges that are not among these."""
         keys = {(row.job_id, row.id) for row in rows}
         self._transfers = {key: transfer for key, transfer in self._transfers.items() if key in keys}
 
-    def abandoned(self, seeded: frozenset[str], known: frozenset[str], *, looks: int) -> list[str]:
-        """Seeded transfers that no row names for so many looks in a row: their encoding was given up."""
-        self._unknown = {transfer: self._unknown.get(transfer, 0) + 1 for transfer in seeded - known}
-        return [transfer for transfer, count in self._unknown.items() if count >= looks]
-
-
-ABANDONED_LOOKS = 900  # half an hour of looks: no encoding takes longer
+    def abandoned(self, unknown: Collection[str], *, now: float) -> list[str]:
+        """Those of the transfers that nobody knew for ABANDONED_S: their edge is gone, or was never made whole."""
+        self._unknown_since = {transfer: self._unknown_since.get(transfer, now) for transfer in unknown}
+        return [transfer for transfer, since in self._unknown_since.items() if now - since >= ABANDONED_S]
 
 
 async def seed(deps: Deps, seeder: Seeder, documents: Documents) -> None:
-    """One look: offer what is wanted and not offered, retire what is offered and not wanted."""
+    """One look: offer what is wanted and not offered whole, retire what is offered and not wanted."""
     rows, wanted = await deps.store.read(lambda reader: _edges(reader, deps))
     documents.keep(rows)
-    seeded = seeder.seeded()
     named = {transfer: row for row in rows if (transfer := documents.transfer_of(row)) is not None}
+    seeded = seeder.seeded()
     for transfer, row in named.items():
-        if row.id in wanted and transfer not in seeded:
-            _offer(deps, seeder, transfer, row)
+        if row.id in wanted and not seeded.get(transfer) and not _offer(deps, seeder, transfer, row):
+            log.warning("transfer_not_reproduced", job=row.job_id, version=row.version, transfer=transfer[:16])
+            documents.unfit(row)
     stale = [transfer for transfer in seeded if transfer in named and named[transfer].id not in wanted]
-    for transfer in [*stale, *documents.abandoned(seeded, frozenset(named), looks=ABANDONED_LOOKS)]:
+    unknown = [transfer for transfer in seeded if transfer not in named and not deps.transfers.is_open(transfer)]
+    for transfer in [*stale, *documents.abandoned(unknown, now=deps.clock.now())]:
         seeder.retire(transfer)
 
 
-def _offer(deps: Deps, seeder: Seeder, transfer: str, row: EdgeRow) -> None:
-    """Tell the edge's batches anew, as the encoder told them."""
+def _offer(deps: Deps, seeder: Seeder, transfer: str, row: EdgeRow) -> bool:
+    """Tell the edge's batches anew, as the encoder told them; False if they come out otherwise."""
     hop = Hop.from_json(row.document)
     told = [batch.to_json() for batch in edge_batches(hop.job_id, hop.version, hop.edge)]
     if text_hash(told[0]) != transfer:
-        log.warning("transfer_not_reproduced", job=row.job_id, version=row.version, transfer=transfer[:16])
-        return
+        return False
     for text in told:
         seeder.batch(text, sign_batch(deps.key, text))
+    return bool(seeder.seeded().get(transfer))
 
 
 async def _edges(reader: Reader, deps: Deps) -> tuple[list[EdgeRow], set[str]]:

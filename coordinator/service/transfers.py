@@ -53,6 +53,10 @@ class Transfers:
         found = self._open.get(transfer)
         return found if found is not None and found.first.job_id == job_id else None
 
+    def is_open(self, transfer: str) -> bool:
+        """Whether it is under way."""
+        return transfer in self._open
+
     def deltas(self, job_id: str) -> list[Transfer]:
         """What holders of the base may fetch already."""
         return [one for one in self._open.values() if one.first.job_id == job_id and one.first.base_digest is not None]

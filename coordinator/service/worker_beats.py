@@ -46,7 +46,16 @@ class BeatDesk:
         now = deps.clock.now()
         held = frozenset((held.job_id, held.version, held.digest) for held in beat.held)
         known = deps.presence.get(worker.id)
-        heard = Heard(worker.id, worker.session_epoch, now, _rate(beat, known), beat.activity, beat.uplink_bytes_per_s, held)
+        heard = Heard(
+            worker.id,
+            worker.session_epoch,
+            now,
+            tokens_per_s=_rate(beat, known),
+            activity=beat.activity,
+            control=beat.control,
+            uplink=beat.uplink_bytes_per_s,
+            held=held,
+        )
         deps.presence.hear(heard)
         news = await self._bulletin.news()
         seen = await self._looks.ask((worker, beat))
@@ -156,6 +165,7 @@ def _reply(deps: Deps, news: News, worker: Worker, seen: Seen, *, holds: bool) -
         drain=worker.reason or "the operator drains this worker" if worker.state is WorkerState.DRAINING else None,
         price_uusd_per_hour=worker.price_uusd_per_hour,
         heartbeat_s=deps.settings.heartbeat_s,
+        control=deps.control.place,
     )
 
 

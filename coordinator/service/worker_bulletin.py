@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from coordinator.domain.model import Invite, Job, JobState, Publication, PublicationState
 from coordinator.domain.staleness import last_step
-from coordinator.service.deps import Deps
+from coordinator.service.deps import VERSIONS, Deps
 from coordinator.service.ports import Reader
 from coordinator.wire.messages import VersionNotice
 
@@ -55,6 +55,8 @@ class Bulletin:
         self._news: News | None = None
         self._lock = asyncio.Lock()
         self._digests: dict[tuple[str, int], str] = {}
+        self._published = deps.wake.watch(VERSIONS)
+        self._published.__enter__()  # as long as the process lives
 
     async def news(self) -> News:
         """The reading to answer from now."""
@@ -75,6 +77,8 @@ class Bulletin:
     async def _fresh(self, is_enough: Callable[[News], bool]) -> News:
         async with self._lock:
             now = self._deps.clock.now()
+            if self._published.take():
+                self._news = None  # whoever asks now may have heard of that version
             if self._news is None or not 0 <= now - self._news.at < FRESH_S or not is_enough(self._news):
                 self._news = await self._deps.store.read(lambda reader: self._read(reader, now))
             return self._news

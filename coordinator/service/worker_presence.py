@@ -19,6 +19,7 @@ class Heard:
     at: float
     tokens_per_s: float | None = None  # None: no beat since the last flush named it
     activity: str | None = None
+    control: str = ""  # which way its control messages take, in words
     uplink: float = 0.0  # bytes a second, as it measured; 0: not known
     held: frozenset[tuple[str, int, str]] = frozenset()  # (job, version, digest) of the newest beat
     excused_until: float = 0.0  # silence before this does not count: the coordinator itself was away

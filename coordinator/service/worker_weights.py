@@ -1,13 +1,11 @@
-"""Manifests and pieces for workers: where a version can be fetched from, and which pieces a worker may read."""
+"""Manifests and pieces for workers: the way to a version, and which pieces a worker may read."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from random import SystemRandom
-from uuid import uuid4
 
-from coordinator.domain.model import EdgeRow, Holding, Invite, Job, Publication, PublicationState, Worker, WorkerState
+from coordinator.domain.model import EdgeRow, Invite, Job, Publication, PublicationState, Worker, WorkerState
 from coordinator.service.deps import Deps
 from coordinator.service.edges import path_for
 from coordinator.service.forthcoming import topic
@@ -15,13 +13,10 @@ from coordinator.service.ports import Reader
 from coordinator.service.transfers import Transfer
 from coordinator.service.worker_places import may_serve
 from coordinator.service.worker_refusals import ProtocolRefusal
-from coordinator.wire.messages import BatchesReply, ManifestReply, PeerAddress, SignedBatch, SignedHop, Source
+from coordinator.wire.messages import BatchesReply, ManifestReply, SignedBatch, SignedHop
 from p2p.domain.hops import pieces_named
-from p2p.domain.tickets import Ticket, sign_ticket
 from p2p.errors import ManifestError
 
-SOURCES_MOST = 16
-TICKET_S = 3600
 TEXTS_CACHED = 256
 BATCH_WAIT_S = 5.0
 FRESH_S = 0.5
@@ -56,28 +51,21 @@ class KnownEdges:
 
 
 async def manifest(deps: Deps, known: KnownEdges, worker: Worker, wanted: Wanted) -> ManifestReply:
-    """The signed manifest of a published version, the cheapest path to it, and peers that hold it. Raises ProtocolRefusal."""
+    """The signed manifest of a published version, and the cheapest path to it. Raises ProtocolRefusal."""
     job_id, version, digest = wanted.job_id, wanted.version, wanted.digest
 
-    async def read(reader: Reader) -> tuple[Publication, list[Worker], list[EdgeRow]]:
+    async def read(reader: Reader) -> tuple[Publication, list[EdgeRow]]:
         await _check_allowed(reader, worker, job_id)
         publication = await reader.get(Publication, job_id, version, digest)
         if publication is None or publication.state is not PublicationState.PUBLISHED:
             raise await _not_published(reader, job_id, version, digest, publication)
-        holdings = await reader.select(Holding, job_id=job_id, version=version, digest=digest)
-        ids = sorted({holding.worker_id for holding in holdings} - {worker.id})
-        peers = await reader.select(Worker, id=ids, state=[WorkerState.STANDBY, WorkerState.ACTIVE]) if ids else []
-        edges = await known.of(reader, job_id, now=deps.clock.now())
-        return publication, [peer for peer in peers if peer.peer is not None], edges
+        return publication, await known.of(reader, job_id, now=deps.clock.now())
 
-    publication, peers, edges = await deps.store.read(read)
+    publication, edges = await deps.store.read(read)
     route = _route(edges, wanted)
     deps.presence.fetches(worker.id, job_id, version, at=deps.clock.now(), edges=frozenset(row.id for row in route))
-    # A random choice spreads the fetchers over the peers; nothing is decided on it.
-    chosen = SystemRandom().sample(peers, min(len(peers), SOURCES_MOST))
-    sources = tuple(_source(deps, worker, peer, job_id) for peer in chosen)
     hops = tuple(SignedHop(text=row.document, signature=row.signature) for row in route)
-    return ManifestReply(manifest=publication.manifest, signature=publication.signature, hops=hops, sources=sources)
+    return ManifestReply(manifest=publication.manifest, signature=publication.signature, hops=hops)
 
 
 def _route(edges: list[EdgeRow], wanted: Wanted) -> tuple[EdgeRow, ...]:
@@ -86,18 +74,6 @@ def _route(edges: list[EdgeRow], wanted: Wanted) -> tuple[EdgeRow, ...]:
         return path_for(edges, wanted.digest, held=wanted.held, doubted=wanted.doubted)
     except ManifestError:
         return ()
-
-
-def _source(deps: Deps, worker: Worker, peer: Worker, job_id: str) -> Source:
-    ticket = Ticket(
-        id=uuid4().hex,
-        fetcher=worker.id,
-        fetcher_key=worker.public_key,
-        server=peer.id,
-        job_id=job_id,
-        expires_at=int(deps.clock.now()) + TICKET_S,
-    )
-    return Source(worker_id=peer.id, address=PeerAddress.model_validate(peer.peer), ticket=sign_ticket(deps.key, ticket))
 
 
 async def _check_allowed(reader: Reader, worker: Worker, job_id: str) -> None:

@@ -90,6 +90,7 @@ class Heartbeat(Message):
     tokens_per_s: Annotated[float, Field(ge=0)] = 0.0
     uplink_bytes_per_s: Annotated[float, Field(ge=0)] = Field(0.0, description="measured while serving pieces; 0: not known")
     draining: bool = False
+    control: Text = Field("", description='which way its control messages take, in words: "libp2p", "https (why)"')
     activity: Text = Field("", description='what the worker does now, in words: "generating 32 completions"')
 
 
@@ -111,6 +112,13 @@ class Forthcoming(Message):
     transfer: Digest = Field(description="names the batches of its pieces: GET jobs/{job}/transfers/{transfer}")
 
 
+class ControlPlace(Message):
+    """Where the coordinator takes control messages over libp2p. Host 0.0.0.0 or ::: the address under which it is reached for this."""
+
+    host: Annotated[str, Field(max_length=45)]
+    port: Annotated[int, Field(ge=1, le=65535)]
+
+
 class CancelOrder(Message):
     """Order: stop work on a lease."""
 
@@ -130,6 +138,7 @@ class HeartbeatReply(Message):
     drain: str | None = Field(None, description="a reason: finish leases and leave")
     price_uusd_per_hour: int
     heartbeat_s: float
+    control: ControlPlace | None = Field(None, description="None: control messages go over HTTPS")
 
 
 class SamplingParameters(Message):
@@ -245,14 +254,6 @@ class ConfirmReply(Message):
     reason: str
 
 
-class Source(Message):
-    """A place to fetch pieces from."""
-
-    worker_id: str
-    address: PeerAddress
-    ticket: str = Field(description="signed by the coordinator; see PROTOCOL.md, tickets")
-
-
 class SignedHop(Message):
     """One edge of a path, to the version at the path's end or to one in between (see p2p/PROTOCOL.md)."""
 
@@ -261,12 +262,11 @@ class SignedHop(Message):
 
 
 class ManifestReply(Message):
-    """GET jobs/{job}/manifests/{version}: the signed manifest (see p2p/PROTOCOL.md), a path to it, and peers that hold it."""
+    """GET jobs/{job}/manifests/{version}: the signed manifest (see p2p/PROTOCOL.md), and a path to it."""
 
     manifest: str = Field(description="canonical JSON of p2p.domain.manifest, exactly as signed")
     signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
     hops: tuple[SignedHop, ...] = Field((), description="the cheapest path from what the worker holds, in order", max_length=128)
-    sources: tuple[Source, ...] = ()
 
 
 class SignedBatch(Message):

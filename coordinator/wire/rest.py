@@ -343,6 +343,9 @@ class WorkerView(WorkerSummary):
 
     public_key: str
     session_epoch: int
+    control: str = Field(
+        "", description='which way its control messages take, as it says: "libp2p", "https (why)"; empty: not known'
+    )
     accepted_tokens: int
     refused: dict[str, int] = Field(description="code -> refusals")
     active_s: float

@@ -19,6 +19,7 @@ from p2p.errors import FetchFailed, PieceAbsent, PieceCorrupt
 __all__ = ["FetchReport", "PieceSource", "assemble", "fetch"]
 
 Progress = Callable[[int, int], None]
+OnPiece = Callable[[Piece], None]
 
 
 class PieceSource(Protocol):
@@ -53,11 +54,12 @@ async def fetch(
     *,
     no_progress_s: float = 30.0,
     on_progress: Progress | None = None,
+    on_piece: OnPiece = lambda _: None,
     origins: Collection[str] = (),
 ) -> FetchReport:
     """Bring every needed piece (each named once) into the store; those already there are not asked for.
 
-    `on_progress(bytes here, bytes needed)` is called at the start and after each piece. `origins` names the sources to spare
+    `on_progress(bytes here, bytes needed)` is called at the start and after each piece, `on_piece` for each that is in the store. `origins` names the sources to spare
     while others can serve. Raises FetchFailed: no piece for `no_progress_s`, or the store cannot write. Cancelling is safe.
     """
     missing = await asyncio.to_thread(lambda: [piece for piece in needed if not store.has(piece.digest)])
@@ -65,7 +67,15 @@ async def fetch(
     limits = FetchLimits(no_progress_s=no_progress_s)
     by_name = {source.name: source for source in sources}
     machine = Fetching(missing, by_name, now=time.monotonic(), limits=limits, origins=origins, salt=secrets.token_hex(8))
-    return await _Fetch(machine, by_name, store, on_progress or _ignore, total, total - left).run()
+    return await _Fetch(machine, by_name, store, _Told(on_progress or _ignore, on_piece), total, total - left).run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """Who hears of what came."""
+
+    progress: Progress
+    piece: OnPiece
 
 
 class _Fetch:
@@ -76,14 +86,14 @@ class _Fetch:
         machine: Fetching,
         sources: dict[str, PieceSource],
         store: PieceStore,
-        on_progress: Progress,
+        told: _Told,
         total: int,
         here: int,
     ) -> None:
         self._machine = machine
         self._sources = sources
         self._store = store
-        self._on_progress = on_progress
+        self._told = told
         self._total = total
         self._here = here
         self._running: dict[Request, asyncio.Task[Event]] = {}
@@ -94,7 +104,7 @@ class _Fetch:
     async def run(self) -> FetchReport:
         """Until every piece is here. No request outlives the call."""
         started = time.monotonic()
-        self._on_progress(self._here, self._total)
+        self._told.progress(self._here, self._total)
         try:
             while not self._machine.done:
                 now = time.monotonic()
@@ -124,7 +134,8 @@ class _Fetch:
             case Arrived(request):
                 self._bytes[request.source] += request.piece.size
                 self._here = min(self._here + request.piece.size, self._total)
-                self._on_progress(self._here, self._total)
+                self._told.piece(request.piece)
+                self._told.progress(self._here, self._total)
             case Failed():
                 self._retries += 1
         self._cancel(self._machine.handle(event, time.monotonic()))

@@ -17,14 +17,13 @@ from p2p.adapters.snapshot_dir import Snapshot, open_snapshot
 from p2p.codec import pieces
 from p2p.codec.encodings import ENCODINGS, Encoding
 from p2p.codec.layout import Bytes, Chunk, Shard, gather, shards, view
-from p2p.domain.batches import Batch, text_hash
+from p2p.domain.batches import text_hash
+from p2p.domain.batching import batches
 from p2p.domain.hops import Hop
 from p2p.domain.lineage import DELTA
 from p2p.domain.manifest import KEYFRAMES, Edge, FileEntry, Manifest, Piece
 from p2p.errors import SnapshotError, SwarmError
 
-BATCH_BYTES = 4 << 20  # pieces told at once: few signatures, and no long wait before the first piece may leave
-MOST_IN_BATCH = 64
 LEAST_PIECE, MOST_PIECE = 64 << 10, 1 << 20
 PIECES_AN_EDGE = 400
 
@@ -133,11 +132,16 @@ class Encoder:
         stream = ((shard, gather(shard, target.snapshot.read)) for shard in shards(target.snapshot.tensors))
         read = None if found is None else _reader(found)
         chunks = self._encodings[encoding].encode(stream, read)
-        batches = _Batches(target, encoding, None if base is None else base.digest, on_batch)
-        for data in cut(chunks, piece_bytes(expected)):
-            batches.add(self._keep([data])[0])
-        row, transfer = batches.finish()
-        return Edge(encoding, None if base is None else base.version, batches.base_digest, row, transfer)
+        base_version, base_digest = (None, None) if base is None else (base.version, base.digest)
+        made = (self._keep([data])[0] for data in cut(chunks, piece_bytes(expected)))
+        row: list[Piece] = []
+        transfer = ""
+        for batch in batches(target.job_id, target.version, encoding, base_digest, made):
+            text = batch.to_json()
+            transfer = transfer or text_hash(text)
+            row += batch.pieces
+            on_batch(text)
+        return Edge(encoding, base_version, base_digest, tuple(row), transfer)
 
     def _keep(self, parts: Iterable[bytes]) -> tuple[Piece, ...]:
         named = []
@@ -155,53 +159,6 @@ class _Target:
     job_id: str
     version: int
     snapshot: Snapshot
-
-
-class _Batches:
-    """Tells the pieces of one edge as they come into the store, a few at a time."""
-
-    def __init__(self, target: _Target, encoding: str, base_digest: str | None, on_batch: OnBatch) -> None:
-        self.base_digest = base_digest
-        self._target = target
-        self._encoding = encoding
-        self._on_batch = on_batch
-        self._row: list[Piece] = []
-        self._waiting: list[Piece] = []
-        self._number = 0
-        self._previous = ""
-        self._transfer = ""
-
-    def add(self, piece: Piece) -> None:
-        """The next piece is in the store."""
-        self._row.append(piece)
-        self._waiting.append(piece)
-        # The first piece is told at once: its journey is what everyone waits for.
-        if self._number == 0 or len(self._waiting) >= MOST_IN_BATCH or sum(one.size for one in self._waiting) >= BATCH_BYTES:
-            self._tell(is_last=False)
-
-    def finish(self) -> tuple[tuple[Piece, ...], str]:
-        """The whole row, and the transfer's id."""
-        self._tell(is_last=True)
-        return tuple(self._row), self._transfer
-
-    def _tell(self, *, is_last: bool) -> None:
-        target = self._target
-        batch = Batch(
-            target.job_id,
-            target.version,
-            self._encoding,
-            self.base_digest,
-            self._number,
-            self._previous,
-            tuple(self._waiting),
-            is_last,
-        )
-        text = batch.to_json()
-        self._previous = text_hash(text)
-        self._transfer = self._transfer or self._previous
-        self._number += 1
-        self._waiting = []
-        self._on_batch(text)
 
 
 def piece_bytes(expected: int) -> int:

@@ -1,7 +1,7 @@
 """Compiled loops of the dense mode: an adaptive binary range coder, and changes walked in natural order through it.
 
 Integers only, so every machine decodes the same. The coder keeps a 64-bit interval [low, low + width), width at least 2^32, and
-moves it 32 bits at a time. PROTOCOL.md section 3 says all of it byte by byte. numba keeps compiled code until this file
+moves it 32 bits at a time. PROTOCOL.md section 5 says all of it byte by byte. numba keeps compiled code until this file
 changes and looks at no other: all that the loops use stands here.
 """
 

@@ -76,9 +76,9 @@ def name_of(kind: int) -> str:
     return _LENGTHS[kind][0] if kind in _LENGTHS else f"kind {kind}"
 
 
-def read_head(data: bytes | bytearray | memoryview) -> Head:
-    """The head in the first 16 bytes. Raises FrameRefused: a kind that may not be skipped, a length beyond the kind's limits."""
-    head = Head._make(_HEAD.unpack_from(data))
+def read_head(data: bytes | bytearray | memoryview, at: int = 0) -> Head:
+    """The head in the 16 bytes from `at`. Raises FrameRefused: a kind that may not be skipped, a length beyond the kind's limits."""
+    head = Head(*_HEAD.unpack_from(data, at))
     limits = _LENGTHS.get(head.kind)
     if limits is None:
         if head.kind < FIRST_SKIPPABLE:

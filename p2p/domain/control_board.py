@@ -71,6 +71,11 @@ class Board:
         while self._bytes > self._most_bytes:
             self._drop(next(iter(self._values)))
 
+    def clear(self, topic: str) -> None:
+        """Take down all that was said under the topic; the numbers go on."""
+        for place in [place for place in self._values if place[0] == topic]:
+            self._drop(place)
+
     def page(self, topics: frozenset[str], after: int, *, most_bytes: int = 256 << 10) -> Page:
         """Values of the topics newer than `after`, oldest first, about `most_bytes` of them. A number from before a restart starts over."""
         if after > self._number:

@@ -1,7 +1,6 @@
-"""Tickets: the coordinator's word that one worker may fetch a job's pieces from one peer, for a while.
+"""Tickets: the coordinator's word that one worker may exchange a job's pieces with one peer, for a while.
 
-A ticket is useless without its holder's key: each request carries a proof, the holder's signature over ticket, path and
-time. Both are specified in PROTOCOL.md.
+A ticket is useless without its holder's key: each connection begins with a proof of it (`bulk_hello.py`). Both are specified in PROTOCOL.md.
 """
 
 from __future__ import annotations
@@ -18,16 +17,14 @@ from p2p.domain import strict_json as js
 from p2p.errors import TicketError
 
 MAX_TEXT = 4096
-MAX_SKEW_S = 120
 TICKET_PREFIX = b"echo2-ticket\n"
-PROOF_PREFIX = b"echo2-piece\n"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 _KEY = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """`fetcher`, who holds the key `fetcher_key` (Ed25519, hex), may read pieces of `job_id` from `server`.
+    """`fetcher`, who holds the key `fetcher_key` (Ed25519, hex), may dial `server` and exchange pieces of `job_id` with it.
 
     `expires_at` is in whole Unix seconds; the ticket is refused from then on.
     """
@@ -67,24 +64,6 @@ def read_ticket(text: str, *, public_key: str, server: str, now: float) -> Ticke
 def peek_ticket(text: str) -> Ticket:
     """What a ticket says, its signature unread: for the fetcher, to whom it names the peer and the job. Raises TicketError."""
     return _ticket(_parts(text)[0])
-
-
-def prove(key: Ed25519PrivateKey, ticket_text: str, path: str, time: int) -> str:
-    """The holder's signature (hex) for one request; `time` in whole Unix seconds."""
-    return key.sign(_proof_message(ticket_text, path, time)).hex()
-
-
-def check_proof(ticket: Ticket, ticket_text: str, path: str, *, time: int, proof: str, now: float) -> None:
-    """Return if `proof` is the ticket holder's for this path and about now; raise TicketError if not."""
-    if abs(now - time) > MAX_SKEW_S:
-        raise TicketError(f"the request's time {time} is {now - time:+.0f} s off this peer's clock; {MAX_SKEW_S} s are allowed")
-    if not _signed(ticket.fetcher_key, proof, _proof_message(ticket_text, path, time)):
-        raise TicketError(f"the proof is not the signature of {ticket.fetcher} over this ticket, path and time")
-
-
-def _proof_message(ticket_text: str, path: str, time: int) -> bytes:
-    """Fields cannot contain the separator: a ticket is base64url, a path has no line breaks on the wire."""
-    return PROOF_PREFIX + f"{ticket_text}\n{path}\n{time}".encode()
 
 
 def _parts(text: str) -> tuple[bytes, str]:

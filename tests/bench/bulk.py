@@ -55,7 +55,7 @@ class Child:
         for line in self.process.stdout:
             if word in line:
                 return line.strip()
-        raise RuntimeError(f"{self.process.args} ended without saying {word!r}")
+        raise RuntimeError(f"{self.process.args!r} ended without saying {word!r}")
 
     def cpu_s(self) -> float:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()

@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from blake3 import blake3
@@ -103,5 +104,7 @@ def send(port: str, count: str) -> None:
     sys.stdin.read()
 
 
+PARTS: dict[str, Callable[..., None]] = {"node": node, "receive": receive, "send": send}
+
 if __name__ == "__main__":
-    {"node": node, "receive": receive, "send": send}[sys.argv[1]](*sys.argv[2:])
+    PARTS[sys.argv[1]](*sys.argv[2:])

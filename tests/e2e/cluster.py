@@ -49,6 +49,7 @@ class Cluster:
             "ECHO2_HEARTBEAT_S": "0.5",
             "ECHO2_ALLOW_SCRIPTED": "true",
             "ECHO2_RESTART_GRACE_S": "5",
+            "ECHO2_LIBP2P": "false",  # half a second of CPU in every process; test_control_plane.py has it on
             **(variables or {}),
         }
         self.coordinator: subprocess.Popen[bytes] | None = None
@@ -80,7 +81,13 @@ class Cluster:
         self._port = int(json.loads((self.home / "serve.json").read_text())["url"].rpartition(":")[2])
 
     def start_worker(
-        self, name: str, *, engine: str = "scripted", crash_at: str | None = None, options: tuple[str, ...] = ()
+        self,
+        name: str,
+        *,
+        engine: str = "scripted",
+        crash_at: str | None = None,
+        options: tuple[str, ...] = (),
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         """Start `echo2-worker join`; a known name comes back with its identity."""
         if name not in self._invites:
@@ -90,7 +97,7 @@ class Cluster:
         command += ["--state-dir", str(self.folder / name), *options]
         if crash_at:
             command += ["--crash-at", crash_at]
-        self.workers[name] = self._spawn(command, name, {"ECHO2_INVITE": self._invites[name]})
+        self.workers[name] = self._spawn(command, name, {"ECHO2_INVITE": self._invites[name], **(variables or {})})
 
     def _spawn(self, command: list[str], name: str, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
         self.folder.mkdir(parents=True, exist_ok=True)

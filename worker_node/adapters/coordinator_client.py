@@ -10,7 +10,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import quote
@@ -45,6 +45,12 @@ _CONNECT_S = 10.0
 _STEADY_ROUND_TRIP_S = 2.0
 
 Reply = TypeVar("Reply", bound=wire.Message)
+Pace = Callable[[int], Awaitable[None]]
+"""Waits as long as so many bytes may take."""
+
+
+async def _at_once(_count: int) -> None:
+    """No limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +188,18 @@ class CoordinatorClient:
         answer = await self._call("POST", f"{_PREFIX}/{path}", body, epoch=epoch, limit_s=self._deadlines.manifest)
         return answer.body
 
-    async def piece(self, job_id: str, digest: str, size: int, *, epoch: int) -> bytes:
-        """A piece's bytes; the caller checks them against the digest, which is what makes them true."""
+    async def piece(
+        self, job_id: str, digest: str, size: int, *, epoch: int, pace: Pace | None = None, slack_s: float = 0.0
+    ) -> bytes:
+        """A piece's bytes; the caller checks them against the digest, which is what makes them true.
+
+        `pace` is waited for after each part, with its length; `slack_s` is added to the deadline for it.
+        """
         path = f"{_PREFIX}/pieces/{digest}?job={quote(job_id, safe='')}"
-        answer = await self._call("GET", path, b"", epoch=epoch, limit_s=self._deadlines.piece, most_bytes=size, signed=False)
+        limit_s = self._deadlines.piece + slack_s
+        answer = await self._call(
+            "GET", path, b"", epoch=epoch, limit_s=limit_s, most_bytes=size, signed=False, pace=pace or _at_once
+        )
         return answer.body
 
     async def _post(self, route: str, message: wire.Message, reply: type[Reply], *, epoch: int, limit_s: float) -> Reply:
@@ -203,9 +217,10 @@ class CoordinatorClient:
         content_type: str = "application/json",
         most_bytes: int = MOST_JSON_BYTES,
         signed: bool = True,
+        pace: Pace = _at_once,
     ) -> Answer:
         """One call; repeated once when only our clock was wrong, or when an idle connection turned out to be closed."""
-        request = _Request(method, path, body, epoch, limit_s, content_type, most_bytes, signed)
+        request = _Request(method, path, body, epoch, limit_s, content_type, most_bytes, signed, pace)
         try:
             return await self._attempt(request)
         except _ClockSkew as skew:
@@ -255,7 +270,7 @@ class CoordinatorClient:
                     ssl=self._trust.ssl,
                     allow_redirects=False,
                 ) as response:
-                    body = await _read(response, request.most_bytes)
+                    body = await _read(response, request)
                     return Answer(response.status, {k.lower(): v for k, v in response.headers.items()}, body)
         except TLS_FAULTS as error:
             self._trust = None  # a renewed certificate: prove it again at the next call
@@ -310,6 +325,7 @@ class _Request:
     content_type: str
     most_bytes: int
     signed: bool
+    pace: Pace
 
 
 class _ClockSkew(Exception):
@@ -327,15 +343,16 @@ def _unsigned(request: _Request, status: int, refusal: Refusal | None = None) ->
     return CallError(Outcome.TRY_AGAIN, "unsigned_reply", message, retry_after_s=refusal.retry_after_s if refusal else 0.0)
 
 
-async def _read(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
+async def _read(response: aiohttp.ClientResponse, request: _Request) -> bytes:
     parts: list[bytes] = []
     size = 0
-    limit = max(most_bytes, 65_536) if response.status >= 400 else most_bytes
+    limit = max(request.most_bytes, 65_536) if response.status >= 400 else request.most_bytes
     async for part in response.content.iter_chunked(1 << 18):
         size += len(part)
         if size > limit:
             raise CallError(Outcome.TRY_AGAIN, "reply_too_large", f"the reply exceeds {limit} bytes")
         parts.append(part)
+        await request.pace(len(part))
     return b"".join(parts)
 
 

@@ -3,33 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 
 import structlog
 
 from p2p.adapters.control.ports import Control
 from p2p.domain.addresses import may_dial
-from p2p.domain.control_messages import PEERS, Neighbour, PeersReply, PeersRequest, Place
+from p2p.domain.control_messages import PEERS, Neighbour, PeersReply, PeersRequest
 from p2p.errors import ControlError
 from worker_node.adapters.peers import SEEDER, Peers
 
 log = structlog.get_logger("peers")
-EVERY_S = 5.0
+EVERY_S, RARELY_S = 5.0, 30.0  # doubled from the one to the other while the answers stay the same
 ANSWER_S = 10.0
-UNSPECIFIED = ("0.0.0.0", "::")  # noqa: S104 (compared, never bound): the seeder listens on every address of the coordinator's host
+FAMILIES = {"0.0.0.0": socket.AF_INET, "::": socket.AF_UNSPEC}  # noqa: S104 (compared, never bound): a seeder on all addresses of its host
+
+_Places = tuple[tuple[str, str, int, str], ...]  # of the peers to dial: id, host, port, certificate
 
 
 class Neighbourhood:
     """Keeps `peers` connected. `run` ends when it is cancelled."""
 
-    def __init__(self, peers: Peers, control: Control, *, coordinator_key: str, coordinator_host: str) -> None:
-        """`coordinator_host`: the name or address literal under which the coordinator is reached."""
+    def __init__(
+        self,
+        peers: Peers,
+        control: Control,
+        *,
+        coordinator_key: str,
+        coordinator_host: str,
+        met: Callable[[Sequence[Neighbour]], None] = lambda _: None,
+    ) -> None:
+        """`coordinator_host`: the name or address literal under which it is reached. `met` is told whom the coordinator named."""
+        self._met = met
         self._peers = peers
         self._control = control
         self._coordinator_key = coordinator_key
         self._coordinator_host = coordinator_host
-        self._coordinator_address: str | None = None
         self._job_id: str | None = None
         self._networks: tuple[str, ...] = ()
         self._news = asyncio.Event()
@@ -42,42 +53,55 @@ class Neighbourhood:
 
     async def run(self) -> None:
         """Ask and dial."""
+        pause_s, before = EVERY_S, None
         while True:
             self._news.clear()
-            if self._job_id is not None:
-                await self._meet(self._job_id)
-            try:
-                async with asyncio.timeout(EVERY_S):
+            found = None if self._job_id is None else await self._meet(self._job_id)
+            pause_s = min(2 * pause_s, RARELY_S) if found is not None and found == before else EVERY_S
+            before = found
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
                     await self._news.wait()
-            except TimeoutError:
-                continue
 
-    async def _meet(self, job_id: str) -> None:
+    async def _meet(self, job_id: str) -> _Places | None:
+        """Whom the coordinator named; None when it could not be asked."""
         request = PeersRequest(job_id).to_bytes()
         try:
             reply = PeersReply.from_bytes(await self._control.request(self._coordinator_key, PEERS, request, timeout_s=ANSWER_S))
-            self._coordinator_address = self._coordinator_address or await asyncio.to_thread(_resolve, self._coordinator_host)
-        except (ControlError, OSError) as error:
+        except ControlError as error:
             log.debug("no neighbours", reason=str(error))
-            return
-        found = [(peer, host) for peer in reply.peers if (host := self._host_of(peer)) is not None]
-        self._peers.meet(job_id, found)
-
-    def _host_of(self, peer: Neighbour) -> tuple[str, int] | None:
-        """Where to dial a peer; None if it may not be dialled. The seeder is beside the coordinator, whom we trust already."""
-        place: Place | None = peer.bulk
-        if place is None:
+            self._peers.meet_nobody_new(job_id)
             return None
+        found = [(peer, place) for peer in reply.peers if (place := await self._place_of(peer)) is not None]
+        self._peers.meet(job_id, found)
+        self._met(reply.peers)
+        return tuple((peer.worker_id, *place, peer.certificate_sha256) for peer, place in found)
+
+    async def _place_of(self, peer: Neighbour) -> tuple[str, int] | None:
+        """Where to dial a peer; None if it may not be dialled."""
+        if peer.bulk is None:
+            return None
+        host, port = peer.bulk.host, peer.bulk.port
         if peer.worker_id == SEEDER:
-            host = self._coordinator_address if place.host in UNSPECIFIED else place.host
-            return None if host is None else (host, place.port)
-        refusal = may_dial(place.host, place.port, self._networks)
+            return await self._seeders_place(host, port)
+        refusal = may_dial(host, port, self._networks)
         if refusal is not None:
             log.debug("peer not dialled", peer=peer.worker_id, reason=refusal)
             return None
-        return place.host, place.port
+        return host, port
+
+    async def _seeders_place(self, host: str, port: int) -> tuple[str, int] | None:
+        """The seeder is the coordinator's, whom we trust already, and on the coordinator's host if it listens on every address."""
+        family = FAMILIES.get(host)
+        if family is None:
+            return host, port
+        try:
+            return await asyncio.to_thread(resolve, self._coordinator_host, family), port
+        except OSError as error:
+            log.debug("seeder not dialled", host=self._coordinator_host, reason=str(error))
+            return None
 
 
-def _resolve(host: str) -> str:
+def resolve(host: str, family: socket.AddressFamily) -> str:
     """The first address of a name. Raises OSError."""
-    return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    return str(socket.getaddrinfo(host, None, family=family, type=socket.SOCK_STREAM)[0][4][0])

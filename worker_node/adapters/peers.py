@@ -1,4 +1,4 @@
-"""This worker's part in the swarm: its bulk node, the neighbours that it dials, and what came from whom.
+"""This worker's part in the swarm: its bulk node, the transfers that it takes part in, and what came from whom.
 
 Peers are a bonus: whatever they do not bring in time is fetched from the coordinator, by whoever called `bring`.
 """
@@ -6,10 +6,11 @@ Peers are a bonus: whatever they do not bring in time is fetched from the coordi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -17,17 +18,16 @@ import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.wire.messages import PeerAddress
-from p2p.adapters.bulk.events import BatchSeen, GaveUp, NodeEvent, PeerDropped, PieceStored, TransferComplete
+from p2p.adapters.bulk.events import BatchSeen, GaveUp, NodeEvent, PeerDropped, PeerOpened, PieceStored, TransferComplete
 from p2p.adapters.bulk.node import BulkNode, NodeState
 from p2p.adapters.bulk.settings import BulkSettings
 from p2p.adapters.piece_store import PieceStore
 from p2p.domain.addresses import PeerInfo
 from p2p.domain.batches import Batch, text_hash
 from p2p.domain.control_messages import Neighbour
-from p2p.domain.manifest import Piece
-from p2p.errors import SwarmError
+from p2p.errors import BatchRefused, SwarmError
 from worker_node.config import LinkSettings, PeerSettings
-from worker_node.domain.patience import Patience
+from worker_node.domain.patience import Patience, first_wait_s
 from worker_node.errors import ConfigError
 
 log = structlog.get_logger("peers")
@@ -44,20 +44,42 @@ class Myself:
     unix: Callable[[], float]  # the coordinator's time
 
 
+@dataclass(slots=True)
+class _Transfer:
+    """One that this peer takes part in, as far as its node told of it."""
+
+    job_id: str
+    version: int
+    pieces: set[str] = field(default_factory=set)
+    came: set[str] = field(default_factory=set)  # digests that peers brought: a piece may stand in a row twice, and comes once
+    bytes_by_peer: Counter[str] = field(default_factory=Counter)
+    is_complete: bool = False
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """The running `bring`."""
+
+    transfers: frozenset[str]
+    patience: Patience
+    on_bytes: Callable[[int], None]
+    counted: set[str] = field(default_factory=set)
+    has_failed: bool = False  # the node sees no way, or cannot write
+
+
 class Peers:
     """One bulk node. Its events arrive on the event loop that `start` ran on."""
 
     def __init__(self, myself: Myself, store: PieceStore, settings: PeerSettings, link: LinkSettings, counter: Path) -> None:
         self._settings = settings
+        self._link = link
         self._held: frozenset[str] = frozenset()  # digests of versions that deltas may be applied to
-        self._wanted: frozenset[str] = frozenset()  # transfers asked for by name
-        self._complete: dict[str, None] = {}
-        self._rows: dict[str, set[str]] = {}  # transfer -> digests of its pieces, as far as known
-        self._versions: dict[str, int] = {}  # transfer -> the version that it leads to
-        self._from: dict[str, Counter[str]] = {}  # transfer -> bytes by peer
+        self._wanted: dict[str, tuple[str, int]] = {}  # transfers asked for by name -> job, version
+        self._transfers: dict[str, _Transfer] = {}
+        self._waiting: _Waiting | None = None
         self._news = asyncio.Event()
-        self._progress: Callable[[NodeEvent], None] = lambda _: None
         self._dialled: set[tuple[str, str]] = set()  # job, peer
+        self._met: tuple[str, float] | None = None  # the job for which peers were asked for, and since when they are these
         self._loop: asyncio.AbstractEventLoop | None = None
         self._node = BulkNode(
             BulkSettings(
@@ -68,7 +90,7 @@ class Peers:
                 listens=bool(settings.port),
                 names=(settings.host, myself.worker_id),
                 seeders=frozenset({SEEDER}),
-                allowed_networks=("0.0.0.0/0", "::/0"),  # checked here, once the operator's networks are known
+                allowed_networks=("0.0.0.0/0", "::/0"),  # `Neighbourhood` checks, once the operator's networks are known
                 up=link.up_bytes_per_s,
                 down=link.down_bytes_per_s,
                 cap_bytes=link.month_bytes,
@@ -100,84 +122,127 @@ class Peers:
         """The figures of now."""
         return self._node.state()
 
-    def hold(self, digests: Iterable[str]) -> None:
-        """Versions that lie here whole: deltas against them are taken as they are made."""
-        self._held = frozenset(digests)
-
     @property
     def uplink(self) -> float:
         """Measured upload rate, bytes a second; 0 before anything was sent."""
         state = self._node.state()
         return state.uplink if any(link.bytes_up for link in state.links) else 0.0
 
+    def limit_down(self, rate: float) -> None:
+        """What peers may send from now on, bytes a second."""
+        self._node.set_limits(up=self._link.up_bytes_per_s, down=rate, cap_bytes=self._link.month_bytes)
+
+    # --- what it takes part in
+
+    def hold(self, digests: Iterable[str]) -> None:
+        """Versions that lie here whole: deltas against them are taken as they are made."""
+        self._held = frozenset(digests)
+
     @property
     def pieces(self) -> frozenset[str]:
         """Digests of the pieces of every transfer that this peer takes part in: they are being fetched, or passed on."""
-        return frozenset(digest for row in self._rows.values() for digest in row)
+        return frozenset(digest for transfer in self._transfers.values() for digest in transfer.pieces)
 
-    def knows(self, transfer: str) -> bool:
-        """Whether this peer takes part in the transfer."""
-        return transfer in self._rows
+    def found(self, transfers: Iterable[str], digest: str) -> None:
+        """A piece of one of these transfers came another way: peers may have it, and none need bring it."""
+        for transfer in transfers:
+            self._node.found(transfer, digest)
 
-    def found(self, transfer: str | None, pieces: Iterable[Piece]) -> None:
-        """Pieces came another way: peers may have them."""
-        if transfer is not None and transfer not in self._complete:
-            for piece in pieces:
-                self._node.found(transfer, piece.digest)
+    def abandon(self, transfers: Iterable[str]) -> None:
+        """Bring no more of these, unless they are complete already."""
+        for transfer in transfers:
+            known = self._transfers.get(transfer)
+            if known is None or not known.is_complete:
+                self._forget(transfer)
 
-    def let_go(self, *, before: int) -> None:
-        """Take no part any more in transfers to versions before that one."""
-        for transfer in [transfer for transfer, version in self._versions.items() if version < before]:
-            self._node.retire(transfer)
-            for known in (self._rows, self._versions, self._complete, self._from):
-                known.pop(transfer, None)
+    def let_go(self, first_kept: Mapping[str, int]) -> None:
+        """Keep, of each of these jobs, the transfers to versions from that number on, and those that are being brought; no others."""
+        places = {transfer: (known.job_id, known.version) for transfer, known in self._transfers.items()} | self._wanted
+        running = frozenset() if self._waiting is None else self._waiting.transfers
+        for transfer, (job_id, version) in places.items():
+            if transfer not in running and (job_id not in first_kept or version < first_kept[job_id]):
+                self._forget(transfer)
 
-    async def bring(self, transfers: Collection[str], *, on_bytes: Callable[[int], None]) -> bool:
-        """Take part in the transfers until they are complete here; False when nothing comes any more. `on_bytes`: a piece came."""
-        self._wanted |= frozenset(transfers)
-        patience = Patience(time.monotonic())
+    def _forget(self, transfer: str) -> None:
+        self._wanted.pop(transfer, None)
+        self._node.retire(transfer)
+        self._transfers.pop(transfer, None)
 
-        def progress(event: NodeEvent) -> None:
-            if isinstance(event, BatchSeen | PieceStored) and event.transfer in transfers:
-                patience.progress(time.monotonic())
-            if isinstance(event, PieceStored) and event.transfer in transfers:
-                on_bytes(event.piece.size)
+    # --- bringing
 
-        self._progress = progress
+    async def bring(self, job_id: str, transfers: Mapping[str, int], *, on_bytes: Callable[[int], None]) -> bool:
+        """Take part in the transfers until they are complete here; False when nothing comes any more.
+
+        `transfers`: to which version each leads. `on_bytes` is told the size of each piece that came. They stay wanted until `abandon` or `let_go`.
+        """
+        now = time.monotonic()
+        self._wanted |= {transfer: (job_id, version) for transfer, version in transfers.items()}
+        self._waiting = _Waiting(frozenset(transfers), Patience(now, self._first_wait_s(job_id, now)), on_bytes)
         try:
             for transfer in transfers:
                 self._node.want(transfer)
-            return await self._until_complete(transfers, patience)
+                self._node.resume(transfer)
+            return await self._until_complete(self._waiting)
         finally:
-            self._progress = lambda _: None
-            self._wanted -= frozenset(transfers)
+            self._waiting = None
 
-    async def _until_complete(self, transfers: Collection[str], patience: Patience) -> bool:
-        while not all(transfer in self._complete for transfer in transfers):
+    async def _until_complete(self, waiting: _Waiting) -> bool:
+        while not all(self._is_complete(transfer) for transfer in waiting.transfers):
             self._news.clear()
-            left_s = patience.deadline - time.monotonic()
-            if left_s <= 0:
+            left_s = waiting.patience.deadline - time.monotonic()
+            if left_s <= 0 or waiting.has_failed:
                 return False
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
                     await self._news.wait()
-            except TimeoutError:
-                continue
         return True
+
+    def _is_complete(self, transfer: str) -> bool:
+        known = self._transfers.get(transfer)
+        return known is not None and known.is_complete
+
+    def _first_wait_s(self, job_id: str, now: float) -> float:
+        links = sum(link.job_id == job_id for link in self._node.state().links)
+        met_s_ago = now - self._met[1] if self._met is not None and self._met[0] == job_id else None
+        return first_wait_s(links=links, dialled=len(self._dialled), met_s_ago=met_s_ago)
 
     def take_bytes(self, transfers: Collection[str]) -> Counter[str]:
         """Bytes by peer that the transfers brought, counted once."""
         total: Counter[str] = Counter()
         for transfer in transfers:
-            total += self._from.pop(transfer, Counter())
+            if transfer in self._transfers:
+                total += self._transfers[transfer].bytes_by_peer
+                self._transfers[transfer].bytes_by_peer = Counter()
         return total
+
+    # --- whom it is connected to
+
+    def is_connected(self, job_id: str) -> bool:
+        """Whether a connection for this job is up."""
+        return any(link.job_id == job_id for link in self._node.state().links)
+
+    def take_batch(self, text: str, signature: str) -> None:
+        """A batch that came over the control plane: taken if it begins a transfer that is wanted here, or goes on with one that is known."""
+        try:
+            batch = Batch.from_json(text)
+            if batch.number > 0 or self._wants(batch):
+                self._node.add_batch(text, signature)
+        except BatchRefused as error:
+            log.debug("batch not taken", reason=str(error))
 
     def meet(self, job_id: str, found: Iterable[tuple[Neighbour, tuple[str, int]]]) -> None:
         """Dial these, each at its host and port, and no others."""
         met = {(job_id, peer.worker_id) for peer, (host, port) in found if self._dial(peer, host, port)}
         for old_job, peer_id in self._dialled - met:
             self._node.hang_up(peer_id, old_job)
+        if self._met is None or self._met[0] != job_id or met - self._dialled:
+            self._met = (job_id, time.monotonic())
         self._dialled = met
+
+    def meet_nobody_new(self, job_id: str) -> None:
+        """Nobody could be asked for peers: who is dialled for the job stays so."""
+        if self._met is None or self._met[0] != job_id:
+            self.meet(job_id, ())
 
     def _dial(self, peer: Neighbour, host: str, port: int) -> bool:
         try:
@@ -193,19 +258,47 @@ class Peers:
         return first.base_digest in self._held or text_hash(first.to_json()) in self._wanted
 
     def _tell(self, event: NodeEvent) -> None:
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(partial(self._heard, event))
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody listens any more
+                self._loop.call_soon_threadsafe(partial(self._heard, event))
+
+    # --- on the event loop again
 
     def _heard(self, event: NodeEvent) -> None:
         match event:
-            case TransferComplete():
-                self._complete[event.transfer] = None
             case BatchSeen():
-                self._versions[event.transfer] = event.batch.version
-                self._rows.setdefault(event.transfer, set()).update(piece.digest for piece in event.batch.pieces)
+                batch = event.batch
+                known = self._transfers.setdefault(event.transfer, _Transfer(batch.job_id, batch.version))
+                known.pieces |= {piece.digest for piece in batch.pieces}
             case PieceStored():
-                self._from.setdefault(event.transfer, Counter())[event.peer] += event.piece.size
+                self._count(event)
+            case TransferComplete() if event.transfer in self._transfers:
+                self._transfers[event.transfer].is_complete = True
             case GaveUp() | PeerDropped():
                 log.info("swarm", kind=type(event).__name__, reason=event.reason)
-        self._progress(event)
+        if self._waiting is not None:
+            _pass_on(event, self._waiting)
         self._news.set()
+
+    def _count(self, event: PieceStored) -> None:
+        known = self._transfers.get(event.transfer)
+        if known is not None and event.piece.digest not in known.came:
+            known.came.add(event.piece.digest)
+            known.bytes_by_peer[event.peer] += event.piece.size
+
+
+def _pass_on(event: NodeEvent, waiting: _Waiting) -> None:
+    """What the running `bring` has to know."""
+    now = time.monotonic()
+    match event:
+        case PeerOpened():
+            waiting.patience.opened(now)
+        case BatchSeen() if event.transfer in waiting.transfers and event.peer is not None:
+            waiting.patience.progress(now)
+        case PieceStored() if event.transfer in waiting.transfers:
+            waiting.patience.progress(now)
+            if event.piece.digest not in waiting.counted:
+                waiting.counted.add(event.piece.digest)
+                waiting.on_bytes(event.piece.size)
+        case GaveUp() if event.transfer in waiting.transfers:
+            waiting.has_failed = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 import structlog
 
@@ -43,8 +44,9 @@ class Prefetch:
     async def start(self, news: Forthcoming, source: PieceSource, *, raw_bytes: int, epoch: Callable[[], int]) -> None:
         """Begin; what was under way before ends. `raw_bytes` of the base's tensors bound what is believed."""
         await self.stop()
-        for digest in self._pieces:  # abandoned, unless the next fetch brings them again
-            await asyncio.to_thread(self._store.remove, digest)
+        with suppress(OSError):  # what a failing disk does not let go now goes with the next fetch
+            for digest in self._pieces:  # abandoned, unless the next fetch brings them again
+                await asyncio.to_thread(self._store.remove, digest)
         self._transfer, self._pieces, self._bytes = news.transfer, set(), 0
         self._task = asyncio.create_task(self._run(news, source, raw_bytes, epoch), name=f"prefetch-{news.number}")
 

@@ -43,6 +43,8 @@ class Status:
     unsent: int = 0
     tokens_per_s: float = 0.0
     fetch_percent: float | None = None
+    control: str = ""  # which way control messages go
+    neighbours: str = ""  # what they say they hold
     accepted_here: int = 0  # completions accepted since this process started, each under a checked receipt
     account: dict[str, Any] | None = None  # wire Account; None: not asked yet
     notes: list[dict[str, Any]] = field(default_factory=list)  # newest last: what did not go as it should

@@ -8,10 +8,11 @@ bits, and what is stored is served without further question. Pieces of an unfini
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import shutil
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,21 +27,20 @@ from p2p.domain import lineage
 from p2p.domain.hops import Hop, hops_of
 from p2p.domain.manifest import Manifest, Piece
 from p2p.domain.signing import check_hop, check_manifest
-from p2p.errors import FetchFailed, ManifestError, PieceAbsent, SwarmError
+from p2p.errors import ApplyFailed, FetchFailed, ManifestError, SwarmError
 from worker_node.adapters.coordinator_client import CoordinatorClient
+from worker_node.adapters.downlink import Downlink
 from worker_node.adapters.engine import Weights
+from worker_node.adapters.origin import ORIGIN, CoordinatorPieces
 from worker_node.adapters.peers import SEEDER, Peers
 from worker_node.adapters.prefetch import Prefetch
 from worker_node.domain.events import FetchFinished
 from worker_node.domain.weights import Forthcoming, Version
-from worker_node.errors import CallError
 
-ORIGIN = "coordinator"
 NO_PROGRESS_S = 30.0
 SERVED_BACK = 2  # versions behind the newest that are still passed on to peers
 DIGESTS_SENT = 32  # held versions, and doubted parts of paths, named to the coordinator
 _KEPT_OFFERS = 4
-_NOT_NOW = ("unknown_piece", "http_404", "busy", "too_many_requests")  # not there, or too busy: no fault of the source
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,32 +60,21 @@ class _Stored:
     pieces: frozenset[Piece]
 
 
-class CoordinatorPieces:
-    """The coordinator as a piece source."""
-
-    def __init__(self, client: CoordinatorClient, job_id: str, epoch: Callable[[], int]) -> None:
-        """`epoch` tells the session of the moment: a fetch may outlive the one it began in."""
-        self._client = client
-        self._job_id = job_id
-        self._epoch = epoch
-
-    @property
-    def name(self) -> str:
-        return ORIGIN
-
-    async def read(self, piece: Piece) -> bytes:
-        try:
-            return await self._client.piece(self._job_id, piece.digest, piece.size, epoch=self._epoch())
-        except CallError as error:
-            kind = PieceAbsent if error.code in _NOT_NOW else FetchFailed
-            raise kind(f"{ORIGIN}: {error}") from error
-
-
 class Swarm:
     """The versions of one worker, below one directory. One fetch at a time."""
 
-    def __init__(self, root: Path, client: CoordinatorClient, coordinator_key: str, peers: Peers) -> None:
-        """`peers` works on the pieces of the same `root` (`piece_store`)."""
+    def __init__(
+        self,
+        root: Path,
+        client: CoordinatorClient,
+        coordinator_key: str,
+        peers: Peers,
+        downlink: Downlink,
+        *,
+        reach: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`peers` works on the pieces of the same `root` (`piece_store`); `reach` is told at named commit points (crash tests)."""
+        self._reach = reach
         self._client = client
         self._coordinator_key = coordinator_key
         self._versions = root / "versions"
@@ -93,6 +82,7 @@ class Swarm:
         self._stored: dict[Version, _Stored] = {}
         self._offers: dict[Version, _Offer] = {}
         self._peers = peers
+        self._downlink = downlink
         self._doubted: dict[str, None] = {}  # edges and bases of paths that failed, newest last
         self._prefetch = Prefetch(client, self._store, coordinator_key)
         self._turn = asyncio.Lock()  # one version is brought at a time
@@ -152,10 +142,12 @@ class Swarm:
             self._left = total - here
             on_progress(here, total)
 
-        self._fetching = asyncio.create_task(self._bring_pieces(offer.manifest.job_id, route, needed, epoch, progress))
+        job_id = offer.manifest.job_id
+        self._fetching = asyncio.create_task(self._bring_pieces(job_id, route, needed, epoch, progress))
         try:
             await asyncio.wait({self._fetching})
             if self._fetching.cancelled():
+                self._peers.abandon(_transfers(route))
                 raise FetchFailed("given up for a newer version that costs less than what was left")
             return self._fetching.result()
         finally:
@@ -177,12 +169,19 @@ class Swarm:
             progress(here, total)
 
         progress(here, total)
-        await self._peers.bring([hop.edge.transfer for hop in route if hop.edge.transfer is not None], on_bytes=on_bytes)
-        source = CoordinatorPieces(self._client, job_id, epoch)
-        report = await fetch(needed, [source], self._store, no_progress_s=NO_PROGRESS_S, on_progress=progress, origins=(ORIGIN,))
-        for hop in route:
-            self._peers.found(hop.edge.transfer, hop.edge.pieces)
-        return FetchReport(report.bytes_by_source, time.monotonic() - begun, report.retries)
+        transfers = _transfers(route)
+        await self._peers.bring(job_id, transfers, on_bytes=on_bytes)
+        source = CoordinatorPieces(self._client, job_id, epoch, self._store, self._downlink)
+        report = await fetch(
+            needed,
+            [source],
+            self._store,
+            no_progress_s=NO_PROGRESS_S + self._downlink.slack_s(max((piece.size for piece in needed), default=0)),
+            on_progress=progress,
+            on_piece=lambda piece: self._peers.found(transfers, piece.digest),
+            origins=(ORIGIN,),
+        )
+        return FetchReport({ORIGIN: source.bytes}, time.monotonic() - begun, report.retries)
 
     def stop_fetch(self) -> None:
         """Give up the running fetch, if pieces are still missing."""
@@ -196,10 +195,10 @@ class Swarm:
         return self._left, sum(piece.size for piece in pieces if not self._store.has(piece.digest))
 
     async def prefetch(self, news: Forthcoming, *, epoch: Callable[[], int]) -> None:
-        """Begin to bring pieces of a version that is still being encoded, if its base is here."""
+        """Begin to bring pieces of a version that is still being encoded, if its base is here and no peer could bring them."""
         base = next((stored for version, stored in self._stored.items() if version.digest == news.base_digest), None)
-        if base is not None and not self._turn.locked() and not self._peers.knows(news.transfer):
-            source = CoordinatorPieces(self._client, news.job_id, epoch)
+        if base is not None and not self._turn.locked() and not self._peers.is_connected(news.job_id):
+            source = CoordinatorPieces(self._client, news.job_id, epoch, self._store, self._downlink)
             await self._prefetch.start(news, source, raw_bytes=base.manifest.nbytes, epoch=epoch)
 
     def _route(self, offer: _Offer) -> tuple[Hop, ...]:
@@ -211,15 +210,22 @@ class Swarm:
 
     async def _apply(self, version: Version, offer: _Offer, route: tuple[Hop, ...]) -> None:
         held = {stored.digest: self._directory(stored) for stored in self._stored}
+        self._reach("worker.assembling")
         try:
             await asyncio.to_thread(assemble, offer.manifest, route, self._store, self._directory(version), held=held)
-        except SwarmError:
-            self._doubt(route)
+        except SwarmError as error:
+            if not _is_for_want_of_room(error):
+                self._doubt(route)
             raise
+        self._reach("worker.assembled")
         self._doubted.clear()
         hops = [{"text": hop.text, "signature": hop.signature} for hop in offer.reply.hops]
         record = {"manifest": offer.reply.manifest, "signature": offer.reply.signature, "hops": hops}
-        await asyncio.to_thread(write_durably, self._record(version), json.dumps(record).encode())
+        try:
+            await asyncio.to_thread(write_durably, self._record(version), json.dumps(record).encode())
+        except OSError as error:  # without its record the directory is only in the way of the next try
+            await asyncio.to_thread(_remove, self._directory(version))
+            raise ApplyFailed(f"the record of {version} cannot be written: {error}; free some space") from error
         self._stored[version] = _stored(offer)
         self._peers.hold(stored.digest for stored in self._stored)
 
@@ -246,9 +252,15 @@ class Swarm:
         self._peers.hold(stored.digest for stored in self._stored)
         kept = self._pieces_stored()
         kept |= {piece.digest for offer in self._offers.values() for piece in _stored(offer).pieces}
-        newest = max((version.number for version in self._stored), default=0)
-        self._peers.let_go(before=newest - SERVED_BACK)
+        self._peers.let_go(self._first_passed_on())
         await asyncio.to_thread(self._remove_from_disk, gone, kept | self._peers.pieces)
+
+    def _first_passed_on(self) -> dict[str, int]:
+        """For each job that is worked for, the oldest version whose pieces peers may still have from here."""
+        first = {version.job_id: 0 for version in self._offers}
+        for version in self._stored:
+            first[version.job_id] = max(first.get(version.job_id, 0), version.number - SERVED_BACK)
+        return first
 
     async def close(self) -> None:
         """Stop fetching ahead."""
@@ -268,7 +280,10 @@ class Swarm:
 
     async def _make_room(self, wanted: set[str]) -> None:
         """Remove the pieces of fetches that were given up: a disk full of them must not stop this one."""
-        await asyncio.to_thread(self._store.keep_only, self._pieces_stored() | wanted | self._prefetch.pieces | self._peers.pieces)
+        here = await asyncio.to_thread(lambda: list(self._store.digests()))
+        # Looked up after the listing: what peers bring from here on is not in the list, or is kept.
+        kept = self._pieces_stored() | wanted | self._prefetch.pieces | self._peers.pieces
+        await asyncio.to_thread(self._remove_pieces, [digest for digest in here if digest not in kept])
 
     def _pieces_stored(self) -> set[str]:
         return {piece.digest for stored in self._stored.values() for piece in stored.pieces}
@@ -287,7 +302,7 @@ class Swarm:
 
     def _finished(self, version: Version, route: tuple[Hop, ...], report: FetchReport, *, assemble_s: float) -> FetchFinished:
         """What the version cost, with what came ahead of its announcement. The seeder is the coordinator's, not a peer."""
-        transfers = frozenset(hop.edge.transfer for hop in route if hop.edge.transfer is not None)
+        transfers = frozenset(_transfers(route))
         by_peer = self._peers.take_bytes(transfers)
         from_origin = sum(report.bytes_by_source.values()) + self._prefetch.take_bytes(transfers) + by_peer.pop(SEEDER, 0)
         from_peers = by_peer.total()
@@ -297,15 +312,22 @@ class Swarm:
         for version, stored in gone:
             _remove(self._record(version))
             _remove(self._directory(version))
-            for piece in stored.pieces:
-                if piece.digest not in kept:
-                    self._store.remove(piece.digest)
+            self._remove_pieces([piece.digest for piece in stored.pieces if piece.digest not in kept])
+
+    def _remove_pieces(self, digests: Iterable[str]) -> None:
+        for digest in digests:
+            self._store.remove(digest)
 
     def _directory(self, version: Version) -> Path:
         return self._versions / _name(version)
 
     def _record(self, version: Version) -> Path:
         return self._versions / f"{_name(version)}.json"
+
+
+def _is_for_want_of_room(error: BaseException) -> bool:
+    """Whether a full disk is why nothing was applied: the path is as good as it was."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _name(version: Version) -> str:
@@ -315,6 +337,11 @@ def _name(version: Version) -> str:
 
 def _version_of(manifest: Manifest) -> Version:
     return Version(manifest.job_id, manifest.version, manifest.digest)
+
+
+def _transfers(route: Iterable[Hop]) -> dict[str, int]:
+    """The transfers that carry a path's edges, and the versions that they lead to."""
+    return {hop.edge.transfer: hop.version for hop in route if hop.edge.transfer is not None}
 
 
 def _stored(offer: _Offer) -> _Stored:

@@ -212,6 +212,13 @@ class EngineFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class HeardOf:
+    """The control plane told, with the coordinator's signature, that a version exists."""
+
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
 class Woke:
     """Nothing but time passed."""
 
@@ -235,5 +242,6 @@ Event = (
     | Left
     | DrainRequested
     | EngineFailed
+    | HeardOf
     | Woke
 )

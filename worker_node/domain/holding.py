@@ -70,6 +70,7 @@ class Holding:
         self._prefetched = ""  # the transfer asked for last
         self._weighed: Version | None = None  # the newest version that a jump was weighed for
         self._skipped = 0  # versions passed over on purpose, not reported yet
+        self.trouble = ""  # why the newest fetch failed; empty once one succeeds
         self.loaded: Version | None = None
         self.job: str | None = None  # whose model the engine has, right or wrong
         self.fetching: Version | None = None
@@ -152,12 +153,14 @@ class Holding:
         if isinstance(event, FetchFinished):  # also of one that was given up a moment too late
             self._stored.add(event.version)
             self._fetched[event.version] = event
+            self.trouble = ""
         if event.version != self.fetching:
             return
         self.fetching = None
         if isinstance(event, FetchFinished):
             return
-        self._outbox.note(now, "fetch_failed", f"{event.version}: {event.reason}", "network")
+        self.trouble = f"{event.version}: {event.reason}"
+        self._outbox.note(now, "fetch_failed", self.trouble, "network")
         self._manifests.failed(now)
 
     def swap_ended(self, event: SwapFinished | SwapFailed, now: float) -> Version | None:

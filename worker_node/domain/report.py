@@ -34,15 +34,18 @@ class Report:
     notes: tuple[Note, ...]
 
 
-def activity(*, generating: int, fetching: str, swapping: str, confirming: str, waiting_for: str) -> tuple[bool, str]:
-    """(is working, in words): the first of these that is true, most telling first."""
+def activity(
+    *, generating: int, fetching: str, swapping: str, confirming: str, waiting_for: str, trouble: str = ""
+) -> tuple[bool, str]:
+    """(is working, in words): the first of these that is true, most telling first. `trouble` is why the newest version is not here."""
+    why = f"; not fetched: {trouble}" if trouble else ""
     if generating:
         beside = f", fetching {fetching}" if fetching else ""
-        return True, f"generating {generating} completions{beside}"
+        return True, f"generating {generating} completions{beside}{why}"
     if swapping:
         return False, f"loading {swapping}"
     if confirming:
         return False, f"waiting for the coordinator to confirm {confirming}"
     if fetching:
-        return False, f"fetching {fetching}"
-    return False, waiting_for
+        return False, f"fetching {fetching}{why}"
+    return False, f"{waiting_for}{why}"

@@ -33,6 +33,7 @@ from worker_node.domain.events import (
     Event,
     FetchFailed,
     FetchFinished,
+    HeardOf,
     Joined,
     LeaseAnswered,
     Left,
@@ -44,6 +45,7 @@ from worker_node.domain.events import (
     Weighed,
     Woke,
 )
+from worker_node.domain.hearsay import Hearsay
 from worker_node.domain.holding import Holding, HoldingLimits
 from worker_node.domain.instructions import AskLease, Instruction, SendBeat, SendJoin, SendLeave, StartGeneration, Stop
 from worker_node.domain.lane import Lane
@@ -115,6 +117,7 @@ class Session:
             rng=rng,
         )
         self._notices: tuple[Version, ...] = ()
+        self._hearsay = Hearsay()
         self._exit: _Exit | None = None  # set: draining
         self._drain_at = inf
         self._stop_at = inf
@@ -136,7 +139,8 @@ class Session:
             return None
         lanes = min(lane.next_deadline(self._now) for lane in self._lanes.values())
         work = self._work.next_deadline(self._holding.confirmed)
-        return min(lanes, self._holding.next_deadline(self._now), work, self._drain_at, self._stop_at)
+        hearsay = self._hearsay.next_deadline(self._notices, self._now)
+        return min(lanes, hearsay, self._holding.next_deadline(self._now), work, self._drain_at, self._stop_at)
 
     def report(self) -> Report:
         """How the session stands, for people."""
@@ -193,6 +197,8 @@ class Session:
                 self._drain(reason, EXIT_OK, self._now if self._exit else self._now + self._settings.drain_s)
             case EngineFailed(reason):
                 self._engine_failed(reason)
+            case HeardOf(version):
+                self._hearsay.take(version)
             case _:
                 assert isinstance(event, Woke)
 
@@ -381,8 +387,12 @@ class Session:
             self._outbox.order(AskLease(self._epoch, version, free, self._settings.lease_wait_s))
 
     def _beat(self) -> None:
-        if self._lanes[Call.BEAT].is_ready(self._now):
-            self._lanes[Call.BEAT].started(self._now)
+        lane = self._lanes[Call.BEAT]
+        if self._hearsay.wants_beat(self._notices, self._now):
+            lane.hurry(self._now)
+        if lane.is_ready(self._now):
+            lane.started(self._now)
+            self._hearsay.beat_sent(self._now)
             held, words = self._holding.advertised(), self._activity()[1]
             self._outbox.order(SendBeat(self._epoch, held, self._work.ids, self._free_slots(), self._exit is not None, words))
 
@@ -439,6 +449,7 @@ class Session:
             swapping=str(holding.swapping or ""),
             confirming=str(holding.confirming or ""),
             waiting_for=waiting_for,
+            trouble=holding.trouble,
         )
 
     def _drop_lease(self, lease_id: str, code: str, reason: str, blame: str) -> None:

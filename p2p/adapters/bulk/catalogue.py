@@ -251,6 +251,7 @@ class Catalogue:
                 hub.feed(transfer, Arrived(None, index))
         if batch.is_last:
             transfer.is_row_whole = True
+            hub.adverts.hurry()
             hub.feed(transfer, Completed())
 
     def _is_stored(self, piece: Piece) -> bool:

@@ -1,4 +1,4 @@
-"""The clock thread of a bulk node: policies' deadlines, the measured uplink, batches that did not come, the counter file."""
+"""The clock of a bulk node: policies' deadlines, the measured uplink, batches that did not come, the counter file."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from p2p.domain.swarm_events import Downlink, Uplink
 from p2p.domain.uplink import UplinkMeter
 
 SAMPLE_S = 0.1
+REST_S = 0.5  # while nothing is sent
 KEEP_S = 5.0
 UNCHANGED = 0.75  # the kernel's bound on unsent bytes follows the uplink when it changed by more than a quarter
 
 
 class Clock:
-    """Starts its thread at once; `close` ends it."""
+    """What the loop does by the clock. `due` (time.monotonic) says when, besides the hub's own deadlines."""
 
     def __init__(self, hub: Hub, catalogue: Catalogue) -> None:
+        self.due = 0.0
         self._hub = hub
         self._catalogue = catalogue
         self._meter = UplinkMeter(hub.settings.uplink)
@@ -31,38 +33,22 @@ class Clock:
         self._is_full = False
         self._bounded_for = 0.0
         self._keeping = threading.Lock()
-        self._wake = threading.Event()
-        self._is_closing = False
-        hub.wakes(self._wake.set)
-        self._thread = threading.Thread(target=self._run, name="bulk-clock", daemon=True)
-        self._thread.start()
 
-    def close(self) -> None:
-        """End the thread."""
-        self._is_closing = True
-        self._wake.set()
-        self._thread.join()
-        self._keep()
+    def tick(self, now: float) -> None:
+        """Perform what is due."""
+        self._hub.tick(now)
+        if now >= self._sampled_at + SAMPLE_S:
+            self._sample(now)
+            self._catalogue.tick(now)
+        if now >= self._kept_at + KEEP_S:
+            self._kept_at = now
+            threading.Thread(target=self.keep, name="bulk-keeper", daemon=True).start()  # a sync may take its time
+        self.due = self._sampled_at + SAMPLE_S if not self._hub.was_idle else now + REST_S
 
-    def _keep(self) -> None:
+    def keep(self) -> None:
         """The month's count to disk, one at a time."""
         with self._keeping, suppress(OSError):  # the disk is full: the count goes on in memory
             self._hub.throttle.keep()
-
-    def _run(self) -> None:
-        while not self._is_closing:
-            now = time.monotonic()
-            due = self._hub.tick(now)
-            self._catalogue.tick(now)
-            if now >= self._sampled_at + SAMPLE_S:
-                self._sample(now)
-            if now >= self._kept_at + KEEP_S:
-                self._kept_at = now
-                threading.Thread(target=self._keep, name="bulk-keeper", daemon=True).start()  # a sync may take its time
-            if not self._hub.was_idle:
-                due = min(due, self._sampled_at + SAMPLE_S)
-            self._wake.wait(max(0.0, due - time.monotonic()))
-            self._wake.clear()
 
     def _sample(self, now: float) -> None:
         """How much was delivered since the last sample, and what the policies make of it."""

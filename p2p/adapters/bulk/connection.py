@@ -1,17 +1,17 @@
-"""A connection at work: one thread that reads, writes and waits; it owns the TLS state, which no two threads may touch at once.
+"""A connection at work: what it does when its socket is ready, when something waits to be written, and when time has passed.
 
-Each turn reads a bounded amount and writes one burst (control frames and adverts first, then one part of a piece), so that neither
-direction starves the other and a cancel is never behind a whole piece. What to do with frames is decided by the hub's parts.
+It never waits: the loop's thread calls it, and asks it what to wait for. Each turn reads a bounded amount and writes one burst (control frames and
+adverts first, then parts of a piece), so that no connection and neither direction starves another and a cancel is never behind a whole
+piece. What to do with frames is decided by the hub's parts.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import select
-import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from p2p.adapters.bulk.catalogue import Catalogue
 from p2p.adapters.bulk.exchange import Exchange
@@ -21,7 +21,6 @@ from p2p.adapters.bulk.outbox import MOST_CONTROL, Upload, burst_bytes, part_byt
 from p2p.adapters.bulk.pipe import TlsPipe
 from p2p.adapters.bulk.renewal import renewed
 from p2p.domain import bulk_frames as frames
-from p2p.domain.bucket import TokenBucket
 from p2p.errors import FrameRefused, PeerLost, TicketError
 
 log = logging.getLogger(__name__)
@@ -29,196 +28,269 @@ FAREWELL_S = 0.5
 RETRY_S = 0.01  # while there is no room for a piece
 CONTROL_BURST = 2.0  # seconds' worth of control frames that may come at once
 COSTS = {frames.BATCH: 20, frames.ASK: 20, frames.KNOWS: 4, frames.RENEW: 100}  # in control frames
+NEVER = float("inf")
+NOTHING = memoryview(b"")
+STAGE_BYTES = 16 << 10  # a TLS record
 _CATALOGUE = frozenset({frames.KNOWS, frames.ASK, frames.BATCH, frames.FORGET})
 _EXCHANGE = frozenset({frames.HAVE, frames.REQUEST, frames.CANCEL, frames.ABSENT, frames.ABORTED})
 
 
-class Connection:
-    """Runs a link until it ends. `run` is the whole of it; everything else is called from there, in the same thread."""
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What every connection works with."""
 
-    def __init__(self, pipe: TlsPipe, link: Link, hub: Hub, catalogue: Catalogue, exchange: Exchange) -> None:
-        self._pipe = pipe
-        self._link = link
+    hub: Hub
+    catalogue: Catalogue
+    exchange: Exchange
+
+
+class Connection:
+    """Serves a link until it ends. `fd` and `wants` are for epoll, `due` is when to `settle` even if nothing happens.
+
+    When `is_over`, the link is closed with the hub and the socket is to be closed.
+    """
+
+    def __init__(self, pipe: TlsPipe, link: Link, parts: Parts, ended: Callable[[str], None]) -> None:
+        """`ended(reason)` is for whoever made the connection."""
+        hub = parts.hub
+        self.pipe = pipe
+        self.link = link
+        self.ended = ended
+        self.fd = pipe.sock.fileno()
+        self.wants = 0
+        self.registered = 0  # what epoll was told
+        self.due = NEVER
+        self.is_over = False
+        self.reason = ""
         self._hub = hub
-        self._catalogue = catalogue
-        self._exchange = exchange
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poller = select.poll()
-        self._poller.register(self._wake_fd, select.POLLIN)
-        self._events = select.POLLIN
-        self._poller.register(pipe.sock, self._events)
-        self._thread = threading.get_ident()
+        self._catalogue = parts.catalogue
+        self._exchange = parts.exchange
         now = time.monotonic()
         rate = hub.settings.limits.control_per_s
-        self._control = TokenBucket(rate, rate * CONTROL_BURST, now=now)
-        self._head_bytes = memoryview(bytearray(frames.HEAD_BYTES))
+        self._rate = rate
+        self._credit = rate * CONTROL_BURST  # control frames that may come; a token bucket, filled when it is empty
+        self._filled_at = now
+        self._stage = memoryview(bytearray(STAGE_BYTES))
+        self._staged = 0  # bytes in it: the beginning of a frame
         self._head: frames.Head | None = None
-        self._rest = self._head_bytes  # what the next bytes fill: a head, a payload, or a part of a piece
+        self._rest = NOTHING  # what the next bytes fill: the rest of a payload or part; empty before a frame begins
         self._payload = bytearray()
         self._arriving: Arriving | None = None
-        self._scratch = memoryview(b"")
+        self._scratch = NOTHING
         self._is_stuck = False
         self._heard_at = now
         self._pinged_at = now
         self._leaving: Upload | None = None
-        link.wake = self._wake
+        self._over_by = NEVER  # it is ending: when the farewell must have left
 
-    def run(self) -> str:
-        """Serve the connection until it ends; why it did. The link is closed with the hub, the socket is closed."""
-        at_fault = False
+    # --- what the loop calls
+
+    def begin(self, now: float) -> None:
+        """Say what is known here; take what came in one read with the end of the handshake."""
+        self._guarded(self._begin, now)
+
+    def ready(self, events: int, now: float) -> None:
+        """The socket can be read or written."""
+        if self._over_by < NEVER:
+            self._leave(now)
+            return
+        if events & ~select.EPOLLOUT:
+            self._guarded(self._receive, now)
+        if events & select.EPOLLOUT and self._over_by == NEVER:
+            self._guarded(self._transmit, now)
+
+    def settle(self, now: float) -> None:
+        """Write what waits and may go at once; say what to wait for."""
+        if self._over_by < NEVER:
+            self._leave(now)
+            return
+        self._guarded(self._settle, now)
+
+    def keep_alive(self, now: float) -> None:
+        """Called now and then: pings, silence, the ticket's end."""
+        if self._over_by == NEVER:
+            self._guarded(self._keep_alive, now)
+
+    def forgive(self, seconds: float) -> None:
+        """This node was asleep for so long: the peer is not to blame for its silence."""
+        self._heard_at += seconds
+
+    # --- the end
+
+    def _guarded(self, step: Callable[[float], None], now: float) -> None:
         try:
-            self._catalogue.greet(self._link)
-            self._decode()  # what came in one read with the end of the handshake
-            while self._link.closing is None:
-                self._turn()
-            reason = self._link.closing
+            step(now)
         except (FrameRefused, TicketError) as error:
-            reason, at_fault = str(error), True
+            self._end(str(error), now, at_fault=True)
         except (PeerLost, OSError) as error:
-            reason = str(error)
+            self._end(str(error), now)
         except Exception as error:  # a defect here: it must not leave the link behind
-            reason = f"internal error: {type(error).__name__}"
-            log.exception("the connection with %s ended by a defect", self._link.peer)
-        self._hub.close(self._link, reason, at_fault)
-        self._say_farewell(reason)
-        return reason
+            log.exception("the connection with %s ended by a defect", self.link.peer)
+            self._end(f"internal error: {type(error).__name__}", now)
 
-    def _wake(self) -> None:
-        if threading.get_ident() != self._thread:  # this thread looks again before it waits
-            os.eventfd_write(self._wake_fd, 1)
+    def _end(self, reason: str, now: float, *, at_fault: bool = False) -> None:
+        self.reason = reason
+        self._over_by = now + FAREWELL_S
+        self._hub.close(self.link, reason, at_fault)
+        try:
+            self.pipe.write(frames.bye(reason))
+        except (PeerLost, OSError):
+            self.is_over = True
+            return
+        self._leave(now)
 
-    def _say_farewell(self, reason: str) -> None:
-        with suppress(PeerLost, OSError):
-            self._pipe.write(frames.bye(reason))
-            self._pipe.flush_by(time.monotonic() + FAREWELL_S)
-        with self._hub.lock:
-            self._link.wake = lambda: None
-        self._pipe.close()
-        os.close(self._wake_fd)
+    def _leave(self, now: float) -> None:
+        """The farewell, as long as the peer takes it."""
+        self.wants, self.due = select.EPOLLOUT, self._over_by
+        try:
+            self.is_over = self.pipe.flush() or now >= self._over_by
+        except (PeerLost, OSError):
+            self.is_over = True
 
-    # --- one turn
+    # --- time
 
-    def _turn(self) -> None:
-        now = time.monotonic()
-        self._keep_alive(now)
-        wait_s, events = self._interest(now)
-        if events != self._events:
-            self._events = events
-            self._poller.modify(self._pipe.sock, events)
-        found = dict(self._poller.poll(max(0.0, wait_s) * 1000))
-        if self._wake_fd in found:
-            with suppress(BlockingIOError):
-                os.eventfd_read(self._wake_fd)
-        ready = found.get(self._pipe.sock.fileno(), 0)
-        if ready & ~select.POLLOUT or self._is_stuck:
-            self._receive()
-        if ready & select.POLLOUT:
-            self._transmit()
+    def _begin(self, now: float) -> None:
+        self._catalogue.greet(self.link)
+        self._decode()
+        self._settle(now)
 
-    def _interest(self, now: float) -> tuple[float, int]:
-        """How long to wait at most, and for what."""
-        wait = self._pinged_at + self._hub.settings.limits.ping_s - now
-        events = 0
-        hold = max(self._control.wait(now), self._hub.throttle.down_wait(now))
+    def _settle(self, now: float) -> None:
+        """Control frames go at once, unless a part is about to take them along; parts wait until the kernel asks for more."""
+        link, outbox = self.link, self.link.outbox
+        if link.closing is not None:
+            self._end(link.closing, now)
+            return
+        self.due = NEVER
+        wants = self._listens(now)
+        if not self.pipe.unsent:
+            is_sending = bool(outbox.uploads) and self._may_send(now)
+            if outbox.control and not (is_sending and not self.wants & select.EPOLLOUT):
+                self._say()
+            if is_sending:
+                wants |= select.EPOLLOUT
+        if self.pipe.unsent:
+            wants |= select.EPOLLOUT
+        self.wants = wants
+
+    def _listens(self, now: float) -> int:
+        """Whether to wait for the peer's bytes now."""
         if self._is_stuck:
-            wait = min(wait, RETRY_S)
-        elif hold > 0:
-            self._heard_at = now  # it is this side that does not listen
-            wait = min(wait, hold)
-        else:
-            events |= select.POLLIN
-        if self._pipe.unsent:
-            return wait, events | select.POLLOUT
+            self._is_stuck = False
+            self._parse(self._staged)
+            self._decode()
+        hold = RETRY_S if self._is_stuck else max(self._overdraft(now), self._hub.throttle.down_wait(now))
+        if hold <= 0:
+            return select.EPOLLIN
+        self._heard_at = now  # it is this side that does not listen
+        self.due = min(self.due, now + hold)
+        return 0
+
+    def _overdraft(self, now: float) -> float:
+        """Seconds until the peer may say more."""
+        if self._credit >= 0:
+            return 0.0
+        self._credit = min(self._credit + (now - self._filled_at) * self._rate, self._rate * CONTROL_BURST)
+        self._filled_at = now
+        return max(0.0, -self._credit / self._rate)
+
+    def _may_send(self, now: float) -> bool:
+        """Whether the first upload's next part can go."""
+        wait = self._hub.throttle.up_wait(now)
+        if wait > 0:
+            self.due = min(self.due, now + wait)
+            return False
         with self._hub.lock:
-            outbox = self._link.outbox
-            due = outbox.due(self._hub.pause_s)
-            has_control, has_uploads = bool(outbox.control), bool(outbox.uploads)
-        up_wait = self._hub.throttle.up_wait(now) if has_uploads else 0.0
-        if has_control or (has_uploads and up_wait <= 0) or (due is not None and due <= now):
-            return wait, events | select.POLLOUT
-        if has_uploads:
-            wait = min(wait, up_wait)
-        return wait if due is None else min(wait, due - now), events
+            uploads = self.link.outbox.uploads
+            first = uploads[0] if uploads else None
+        return first is not None and (first.held is not None or self._exchange.seek(self.link, first))
 
     def _keep_alive(self, now: float) -> None:
         limits = self._hub.settings.limits
+        if not self.wants & select.EPOLLIN:
+            self._heard_at = now
         if now - self._heard_at > limits.silence_s:
-            raise PeerLost(f"nothing was heard of {self._link.peer} for {limits.silence_s:g} s")
-        if self._hub.settings.unix() >= self._link.expires_at:
-            self._link.close("the ticket expired; a new one renews the connection before that")
+            raise PeerLost(f"nothing was heard of {self.link.peer} for {limits.silence_s:g} s")
+        if self._hub.settings.unix() >= self.link.expires_at:
+            self.link.close("the ticket expired; a new one renews the connection before that")
         if now - self._pinged_at >= limits.ping_s:
             self._pinged_at = now
             stamp = int(now * 1e6)
             with self._hub.lock:
-                self._link.say(frames.frame(frames.PING, a=stamp >> 32 & 0xFFFFFFFF, b=stamp & 0xFFFFFFFF))
-        if self._link.outbox.control_bytes > MOST_CONTROL:
-            raise PeerLost(f"{self._link.peer} does not read: {self._link.outbox.control_bytes} bytes of control frames wait")
+                self.link.say(frames.frame(frames.PING, a=stamp >> 32 & 0xFFFFFFFF, b=stamp & 0xFFFFFFFF))
+        if self.link.outbox.control_bytes > MOST_CONTROL:
+            raise PeerLost(f"{self.link.peer} does not read: {self.link.outbox.control_bytes} bytes of control frames wait")
 
     # --- reading
 
-    def _receive(self) -> None:
+    def _receive(self, now: float) -> None:
         """Take a bounded amount from the socket."""
-        if self._is_stuck:
-            self._is_stuck = False
-            if not self._start(self._head):
-                return
-        elif not self._pipe.fill():
+        if not self.pipe.fill():
             return
-        self._heard_at = time.monotonic()
+        self._heard_at = now
         self._decode()
+        self._exchange.progress(self.link, now)
 
     def _decode(self) -> None:
-        """Handle every whole frame that is here."""
-        read_into = self._pipe.read_into
-        while self._link.closing is None and not self._is_stuck:
+        """Handle every whole frame that is here. Long payloads are read where they belong, all else by way of the stage."""
+        read_into = self.pipe.read_into
+        while self.link.closing is None and not self._is_stuck:
             rest = self._rest
-            count = read_into(rest)
+            count = read_into(rest or self._stage[self._staged :])
             if count == 0:
                 return
-            if count < len(rest):
-                self._rest = rest[count:]
-            else:
-                self._step()
+            if not rest:
+                self._parse(self._staged + count)
+                continue
+            self._rest = rest[count:]
+            if count == len(rest):
+                self._finish()
 
-    def _step(self) -> None:
-        """A head or a payload is whole."""
-        head = self._head
-        if head is None:
-            self._start(frames.read_head(self._head_bytes))
-            return
+    def _parse(self, end: int) -> None:
+        """Handle the frames in the stage's first `end` bytes; what is left of them moves to its front."""
+        stage, at = self._stage, 0
+        while end - at >= frames.HEAD_BYTES and self.link.closing is None:
+            head = self._head = frames.read_head(stage, at)
+            target = self._start(head)
+            if target is None:
+                break
+            at += frames.HEAD_BYTES
+            here = min(head.length, end - at)
+            target[:here] = stage[at : at + here]
+            at += here
+            if here < head.length:
+                self._rest = target[here:]
+                break
+            self._finish()
+        self._staged = end - at
+        if at and self._staged:
+            stage[: self._staged] = bytes(stage[at:end])
+
+    def _start(self, head: frames.Head) -> memoryview | None:
+        """A frame begins: where its payload goes; None if there is no room for its piece yet."""
         if head.kind == frames.DATA:
-            assert self._arriving is not None
-            self._hub.throttle.received(head.length, self._heard_at)
-            self._exchange.part(self._link, self._arriving, head.length, head.flag)
-        else:
-            self._handle(head, self._payload)
-        self._expect_head()
+            target = self._data_target(head)
+            self._is_stuck = target is None
+            return target
+        self._credit -= COSTS.get(head.kind, 1)
+        self._payload = bytearray(head.length)
+        return memoryview(self._payload)
 
-    def _expect_head(self) -> None:
-        self._head, self._rest = None, self._head_bytes
-
-    def _start(self, head: frames.Head | None) -> bool:
-        """A frame begins; False if there is no room for its piece yet."""
+    def _finish(self) -> None:
+        """A frame is whole."""
+        head = self._head
         assert head is not None
-        self._head = head
         if head.kind != frames.DATA:
-            self._control.take(COSTS.get(head.kind, 1), self._heard_at)
-            self._payload = bytearray(head.length)
-            self._rest = memoryview(self._payload)
-            if head.length == 0:
-                self._step()
-            return True
-        target = self._data_target(head)
-        self._is_stuck = target is None
-        if target is not None:
-            self._rest = target
-        return target is not None
+            self._handle(head, self._payload)
+            return
+        assert self._arriving is not None
+        self._hub.throttle.received(head.length, self._heard_at)
+        self._exchange.part(self.link, self._arriving, head.length, head.flag)
 
     def _data_target(self, head: frames.Head) -> memoryview | None:
         """Where the part's bytes go: into the piece, or nowhere."""
-        arriving = self._link.arriving
+        arriving = self.link.arriving
         if arriving is None:
-            arriving = self._exchange.begin(self._link, head)
+            arriving = self._exchange.begin(self.link, head)
             if arriving is None:
                 return None
         elif (head.transfer, head.a) != (arriving.number, arriving.index):
@@ -237,18 +309,18 @@ class Connection:
     def _handle(self, head: frames.Head, payload: bytearray) -> None:
         """Every frame but DATA."""
         if head.kind in _EXCHANGE:
-            self._exchange.take(self._link, head, payload)
+            self._exchange.take(self.link, head, payload)
         elif head.kind in _CATALOGUE:
-            self._catalogue.take(self._link, head, payload)
+            self._catalogue.take(self.link, head, payload)
         elif head.kind == frames.PING:
             with self._hub.lock:
-                self._link.say(frames.frame(frames.PONG, a=head.a, b=head.b))
+                self.link.say(frames.frame(frames.PONG, a=head.a, b=head.b))
         elif head.kind == frames.PONG:
             self._ponged(head)
         elif head.kind == frames.BYE:
-            raise PeerLost(f"{self._link.peer} ended the connection: {frames.reason_of(payload)}")
+            raise PeerLost(f"{self.link.peer} ended the connection: {frames.reason_of(payload)}")
         elif head.kind == frames.RENEW:
-            renewed(self._link, payload, self._hub.settings)
+            renewed(self.link, payload, self._hub.settings)
         elif head.kind < frames.FIRST_SKIPPABLE:
             raise FrameRefused(f"a {frames.name_of(head.kind)} frame came after the handshake")
 
@@ -257,49 +329,60 @@ class Connection:
         now = int(self._heard_at * 1e6)
         spent = (now - (head.a << 32 | head.b)) / 1e6
         if 0 <= spent <= self._hub.settings.limits.silence_s:
-            self._link.rtt_s = min(self._link.rtt_s, spent)
+            self.link.rtt_s = min(self.link.rtt_s, spent)
 
     # --- writing
 
-    def _transmit(self) -> None:
+    def _say(self) -> None:
+        """Control frames, in one record."""
+        with self._hub.lock:
+            control = self.link.outbox.take_control()
+        if control:
+            self.pipe.write(control)
+            self.pipe.flush()
+
+    def _transmit(self, now: float) -> None:
         """One burst, or what is left of the last one."""
-        if not self._pipe.unsent:
-            self._compose(time.monotonic())
-        if self._pipe.flush() and self._leaving is not None:
+        if not self.pipe.unsent:
+            self._compose(now)
+        if self.pipe.flush() and self._leaving is not None:
             upload, self._leaving = self._leaving, None
-            self._exchange.sent(self._link, upload)
+            self._exchange.sent(self.link, upload)
 
     def _compose(self, now: float) -> None:
         """Control frames and adverts, then parts of a piece: one on a slow uplink, a few on a fast one."""
-        throttle, outbox, uplink = self._hub.throttle, self._link.outbox, self._hub.uplink
-        left = burst_bytes(uplink) if throttle.up_wait(now) <= 0 else 0
-        if left:
-            self._load_first()
-        with self._hub.lock:
-            control = outbox.take_control(uplink, now, self._hub.pause_s)
-        if control:
-            self._pipe.write(b"".join(control))
-        begun, most = left, part_bytes(uplink)
+        hub, outbox = self._hub, self.link.outbox
+        may_send = bool(outbox.uploads) and self._may_send(now)
+        with hub.lock:
+            if may_send:
+                hub.let_ride(self.link)
+            control = outbox.take_control()
+        if may_send:
+            self._write_parts(control, now)
+        elif control:
+            self.pipe.write(control)
+
+    def _write_parts(self, before: bytes, now: float) -> None:
+        """Parts of pieces; what goes before them is in one record with the first one's head."""
+        hub, outbox = self._hub, self.link.outbox
+        left = begun = burst_bytes(hub.uplink)
+        most = part_bytes(hub.uplink)
         while left > 0 and self._leaving is None:
-            with self._hub.lock:
+            with hub.lock:
                 taken = outbox.take_part(most)
                 if taken is not None and taken[3]:
-                    self._exchange.written(self._link, taken[0])
+                    self._exchange.written(self.link, taken[0])
             if taken is None:
                 break
             upload, part, begin, is_last = taken
-            self._pipe.write(frames.data_head(upload.number, upload.index, begin, len(part), upload.flag))
-            self._pipe.write(part)
+            head = frames.data_head(upload.number, upload.index, begin, len(part), upload.flag)
+            self.pipe.write(before + head)
+            self.pipe.write(part)
+            before = b""
             left -= len(part)
             if is_last:
                 self._leaving = upload
+        if before:
+            self.pipe.write(before)
         if left < begun:
-            throttle.sent(begun - left, now)
-
-    def _load_first(self) -> None:
-        """The data of the next upload, read and verified before its first byte leaves."""
-        with self._hub.lock:
-            uploads = self._link.outbox.uploads
-            first = uploads[0] if uploads else None
-        if first is not None and first.data is None:
-            self._exchange.load(self._link, first)
+            hub.throttle.sent(begun - left, now)

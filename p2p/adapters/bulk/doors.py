@@ -11,18 +11,15 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2p.adapters.bulk import sockets
-from p2p.adapters.bulk.catalogue import Catalogue
-from p2p.adapters.bulk.connection import Connection
 from p2p.adapters.bulk.events import PeerClosed
-from p2p.adapters.bulk.exchange import Exchange
 from p2p.adapters.bulk.handshake import Door, admit, introduce, refuse, welcome
 from p2p.adapters.bulk.hub import Hub
 from p2p.adapters.bulk.link import Link
+from p2p.adapters.bulk.loop import Loop
 from p2p.adapters.bulk.pipe import TlsPipe, client_context
 from p2p.domain import bulk_frames as frames
 from p2p.domain.addresses import PeerInfo, may_dial
@@ -35,25 +32,13 @@ CROWDED_S = 0.05
 ASIDE_S = 1.0  # how often a dialler looks whether the peer, connected from its end, is gone
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What every connection works with."""
-
-    hub: Hub
-    catalogue: Catalogue
-    exchange: Exchange
-
-    def serve(self, pipe: TlsPipe, link: Link) -> str:
-        """Run a link that was opened with the hub; why it ended."""
-        return Connection(pipe, link, self.hub, self.catalogue, self.exchange).run()
-
-
 class Listener:
-    """Accepts connections, each in a thread of its own. Strangers are few and have little time."""
+    """Accepts connections. Each has a thread of its own until its handshake is over; strangers are few and have little time."""
 
-    def __init__(self, parts: Parts, door: Door, context: ssl.SSLContext) -> None:
-        settings = parts.hub.settings
-        self._parts = parts
+    def __init__(self, hub: Hub, loop: Loop, door: Door, context: ssl.SSLContext) -> None:
+        settings = hub.settings
+        self._hub = hub
+        self._loop = loop
         self._door = door
         self._context = context
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
@@ -100,7 +85,7 @@ class Listener:
 
     def _meet(self, sock: socket.socket, address: str) -> None:
         """A thread for a stranger, if there is room."""
-        limits = self._parts.hub.settings.limits
+        limits = self._hub.settings.limits
         with self._lock:
             from_there = sum(other == address for other in self._strangers.values())
             if from_there >= limits.strangers_per_address or self._open.total() >= limits.connections:
@@ -120,29 +105,27 @@ class Listener:
                 self._threads.discard(thread)
 
     def _receive(self, sock: socket.socket) -> None:
-        """A connection from its handshake to its end."""
-        pipe = TlsPipe(sock, self._context, server_side=True)
-        peer = None
+        """A handshake; then the connection is the loop's."""
         try:
-            link = self._let_in(pipe, time.monotonic() + self._parts.hub.settings.limits.hello_s)
-            peer = link.peer
-            with self._lock:
-                self._strangers.pop(sock, None)
-            self._parts.serve(pipe, link)
+            pipe = TlsPipe(sock, self._context, server_side=True)
+            link = self._let_in(pipe, time.monotonic() + self._hub.settings.limits.hello_s)
         except (SwarmError, OSError):
-            pass  # whoever it was could not be served and was told why, or is gone
+            sock.close()  # whoever it was could not be served and was told why, or is gone
+        else:
+            self._loop.adopt(pipe, link, lambda _reason: self._gone(link.peer))
         finally:
-            sock.close()
             with self._lock:
                 self._strangers.pop(sock, None)
                 self._threads.discard(threading.current_thread())
-                if peer is not None:
-                    self._open[peer] -= 1
-                    self._open += Counter()
+
+    def _gone(self, peer: str) -> None:
+        with self._lock:
+            self._open[peer] -= 1
+            self._open += Counter()
 
     def _let_in(self, pipe: TlsPipe, deadline: float) -> Link:
         """The handshake, and a place among the links. Raises PeerLost, FrameRefused, TicketError, OSError."""
-        hub = self._parts.hub
+        hub = self._hub
         sockets.prepare(pipe.sock, hub.settings.congestion)
         ticket, uplink = admit(pipe, self._door, deadline)
         link = _link(hub, ticket.fetcher, ticket, pipe, uplink, dialled_here=False)
@@ -163,8 +146,7 @@ class Listener:
             if refusal is not None:
                 refuse(pipe, refusal, deadline)
             if not is_crowded:
-                with self._lock:
-                    self._open[ticket.fetcher] -= 1
+                self._gone(ticket.fetcher)
             raise
         return link
 
@@ -172,14 +154,15 @@ class Listener:
 class Dialler:
     """Keeps a connection to one peer up, from this end unless there is one from the other. Redials later and later."""
 
-    def __init__(self, parts: Parts, key: Ed25519PrivateKey, address: PeerInfo, ticket: str) -> None:
+    def __init__(self, hub: Hub, loop: Loop, key: Ed25519PrivateKey, address: PeerInfo, ticket: str) -> None:
         """Raises PeerLost when the address may not be dialled, TicketError when the ticket is none."""
         read = peek_ticket(ticket)
-        refusal = may_dial(address.host, address.port, parts.hub.settings.allowed_networks)
+        refusal = may_dial(address.host, address.port, hub.settings.allowed_networks)
         if refusal is not None:
             raise PeerLost(f"peer {read.server} is not dialled: {refusal}")
         self.peer, self.job_id = read.server, read.job_id
-        self._parts = parts
+        self._hub = hub
+        self._loop = loop
         self._key = key
         self._address = address
         self._ticket = ticket
@@ -196,7 +179,7 @@ class Dialler:
         self._nudge.set()
         if not is_new:
             return
-        hub = self._parts.hub
+        hub = self._hub
         with hub.lock:
             link = hub.links.get((self.job_id, self.peer))
             if link is not None and link.dialled_here:
@@ -215,7 +198,7 @@ class Dialler:
         self._thread.join()
 
     def _keep_up(self) -> None:
-        limits = self._parts.hub.settings.limits
+        limits = self._hub.settings.limits
         wait = limits.redial_first_s
         while not self._stop.is_set():
             if self._is_connected():
@@ -225,7 +208,7 @@ class Dialler:
             try:
                 self._dial()
             except (SwarmError, OSError) as error:
-                self._parts.hub.emit(PeerClosed(self.peer, self.job_id, str(error)))
+                self._hub.emit(PeerClosed(self.peer, self.job_id, str(error)))
             if time.monotonic() - begun > LIVED_S:
                 wait = limits.redial_first_s
             self._pause(wait * random.uniform(0.75, 1.25))  # noqa: S311  # apart from others that lost the same peer
@@ -236,13 +219,13 @@ class Dialler:
         self._nudge.clear()
 
     def _is_connected(self) -> bool:
-        hub = self._parts.hub
+        hub = self._hub
         with hub.lock:
             return (self.job_id, self.peer) in hub.links
 
     def _dial(self) -> None:
         """One connection from dialling to its end. Raises PeerLost, FrameRefused, TicketError, OSError."""
-        hub = self._parts.hub
+        hub = self._hub
         limits = hub.settings.limits
         address = self._address
         try:
@@ -263,7 +246,9 @@ class Dialler:
                 refuse(pipe, refusal, deadline)
                 raise PeerLost(refusal)
             self._sock = None
-            self._parts.serve(pipe, link)
+            over = threading.Event()
+            self._loop.adopt(pipe, link, lambda _reason: over.set())
+            over.wait()
 
 
 def _link(hub: Hub, peer: str, ticket: Ticket, pipe: TlsPipe, uplink: float, *, dialled_here: bool) -> Link:

@@ -7,13 +7,17 @@ So a node knows at any time what a peer may still send, and takes anything else 
 from __future__ import annotations
 
 import time
+from functools import partial
 
+from p2p.adapters.bulk.clerk import Clerk
 from p2p.adapters.bulk.events import GaveUp, PieceStored
-from p2p.adapters.bulk.hub import Hub, announced
-from p2p.adapters.bulk.link import Arriving, Key, Link
+from p2p.adapters.bulk.hub import Hub
+from p2p.adapters.bulk.link import Arriving, Heard, Key, Link
 from p2p.adapters.bulk.outbox import Upload
+from p2p.adapters.bulk.recent import Held
 from p2p.adapters.bulk.transfer import Transfer
 from p2p.adapters.piece_store import PieceStore
+from p2p.codec import pieces
 from p2p.domain import bulk_frames as frames
 from p2p.domain.swarm_events import Announced, Arrived, Began, Cancelled, Failed, Requested, Sent
 from p2p.errors import FrameRefused, PieceCorrupt
@@ -25,19 +29,20 @@ RATE_SHARE = 0.3  # of the newest measurement in a link's smoothed download rate
 class Exchange:
     """The hub's part that deals in pieces. Its methods take the lock for as long as they touch shared state."""
 
-    def __init__(self, hub: Hub, store: PieceStore) -> None:
+    def __init__(self, hub: Hub, store: PieceStore, clerk: Clerk) -> None:
         self._hub = hub
         self._store = store
+        self._clerk = clerk
 
     def take(self, link: Link, head: frames.Head, payload: bytearray) -> None:
         """A HAVE, REQUEST, CANCEL, ABSENT or ABORTED frame. Raises FrameRefused."""
-        mask = frames.unpack_mask(payload)
+        mask = frames.unpack_mask(payload) if payload else 0
         with self._hub.lock:
             transfer_id = link.transfer(head.transfer)
-            transfer = self._hub.transfers.get(transfer_id)
             if head.kind == frames.HAVE:
                 self._have(link, head, transfer_id, mask)
                 return
+            transfer = self._hub.transfers.get(transfer_id)
             key = (transfer_id, head.a)
             if head.kind == frames.REQUEST:
                 self._requested(link, transfer, key, is_again=bool(head.flag & frames.AGAIN))
@@ -66,18 +71,21 @@ class Exchange:
                 if not link.asked[key]:
                     link.cancel(key)
                 return self._arrive(link, head, key, size, None)
-            if hub.buffers_left < size and hub.buffers_left < hub.settings.limits.buffer_bytes:
+            if hub.recent.is_full or (hub.buffers_left < size and hub.buffers_left < hub.settings.limits.buffer_bytes):
                 return None
             return self._arrive(link, head, key, size, hub.take_buffer(size))
 
     def part(self, link: Link, arriving: Arriving, count: int, flag: int) -> None:
         """`count` bytes more of the piece are here, the last of them perhaps."""
-        now = time.monotonic()
         arriving.received += count
         arriving.flag = flag
         if arriving.received == arriving.size:
-            self._whole(link, arriving, now)
-        elif now - arriving.told_at >= PROGRESS_S:
+            self._whole(link, arriving, time.monotonic())
+
+    def progress(self, link: Link, now: float) -> None:
+        """Nothing more is here for now: tell of the piece that came in part."""
+        arriving = link.arriving
+        if arriving is not None and arriving.received and now - arriving.told_at >= PROGRESS_S:
             arriving.told_at = now
             self._tell_progress(link, arriving, now)
 
@@ -111,55 +119,83 @@ class Exchange:
             self._hub.feed(transfer, Began(link.peer, arriving.index, left, max(rate, 1.0)))
 
     def _whole(self, link: Link, arriving: Arriving, now: float) -> None:
-        """Verify, store, then tell."""
+        """Verify, pass on, have it stored."""
         hub = self._hub
-        spent = now - arriving.since
-        problem = self._keep(arriving)
+        is_right = self._is_right(arriving)
         with hub.lock:
-            if link.arriving is arriving:
-                hub.drop_buffer(link)
-            if arriving.buffer is not None:
-                hub.spare(arriving.buffer)
+            is_due, link.arriving = link.arriving is arriving, None
             if not link.asked[arriving.key]:
                 link.taken.add(arriving.key)
             link.last_word(arriving.key)
             link.bytes_down += arriving.size
-            transfer = hub.transfers.get(arriving.transfer)
-            if transfer is None or arriving.buffer is None:
+            if arriving.buffer is None or not is_due:
                 return
-            if spent > 0:
-                link.down_rate += RATE_SHARE * (arriving.size / spent - link.down_rate)
-            transfer.bytes_down += arriving.size
-            if isinstance(problem, PieceCorrupt):
+            transfer = hub.transfers.get(arriving.transfer)
+            if transfer is not None and now > arriving.since:
+                link.down_rate += RATE_SHARE * (arriving.size / (now - arriving.since) - link.down_rate)
+                transfer.bytes_down += arriving.size
+            if transfer is not None and is_right and transfer.halted is None:
+                self._take(transfer, arriving, arriving.buffer, link.peer)
+                return
+            hub.buffers_left += arriving.size
+            hub.recent.spare(arriving.buffer)
+            if transfer is not None and not is_right:
                 hub.feed(transfer, Failed(link.peer, arriving.index, "corrupt"))
-            elif problem is not None:
-                self._halt(transfer, f"pieces cannot be stored in {self._store.root}: {problem}; free some space")
-            else:
-                self.stored(transfer, arriving.index, link.peer, arriving.flag)
 
-    def _keep(self, arriving: Arriving) -> PieceCorrupt | OSError | None:
-        """The piece into the store; what went wrong."""
-        with self._hub.lock:
-            transfer = self._hub.transfers.get(arriving.transfer)
-            piece = transfer.pieces[arriving.index] if transfer is not None else None
-        if piece is None or arriving.buffer is None:
-            return None
+    def _is_right(self, arriving: Arriving) -> bool:
+        """Whether the bytes are the piece's."""
+        transfer = self._hub.transfers.get(arriving.transfer)
+        if transfer is None or arriving.buffer is None:
+            return True
         try:
-            self._store.put(piece, arriving.buffer)
-        except (PieceCorrupt, OSError) as error:
-            return error
-        return None
+            pieces.verify(transfer.pieces[arriving.index], arriving.buffer)
+        except PieceCorrupt:
+            return False
+        return True
 
-    def stored(self, transfer: Transfer, index: int, peer: str | None, flag: int) -> None:
-        """A verified piece is in the store, and so are its twins in the row. The lock is held."""
-        piece = transfer.pieces[index]
-        for place in sorted(transfer.places[piece.digest], key=lambda place: place != index):
+    def _take(self, transfer: Transfer, arriving: Arriving, data: bytearray, peer: str) -> None:
+        """A piece is here and right: the policy goes on at once, the clerk writes it; it is announced after that. The lock is held."""
+        digest = transfer.pieces[arriving.index].digest
+        new = [place for place in transfer.places[digest] if not transfer.holds(place)]
+        if new:
+            transfer.unwritten |= _mask(new)
+            held = self._hub.recent.add(digest, data, is_written=False)
+            self._clerk.do(partial(self._write, transfer, arriving.index, held, new, peer))
+        else:
+            self._hub.buffers_left += len(data)
+            self._hub.recent.spare(data)
+        self.arrived(transfer, arriving.index, peer, arriving.flag)
+
+    def _write(self, transfer: Transfer, index: int, held: Held, new: list[int], peer: str) -> None:
+        """A piece into the store; the clerk's work."""
+        hub, piece = self._hub, transfer.pieces[index]
+        try:
+            self._store.keep(piece, held.data)
+        except OSError as error:
+            with hub.lock:
+                hub.buffers_left += piece.size
+                hub.recent.written(piece.digest)
+                hub.recent.drop(piece.digest)
+                transfer.held &= ~_mask(transfer.places[piece.digest])
+                transfer.unwritten &= ~_mask(new)
+                self._halt(transfer, f"pieces cannot be stored in {self._store.root}: {error}; free some space")
+            return
+        with hub.lock:
+            hub.buffers_left += piece.size
+            hub.recent.written(piece.digest)
+            if not transfer.is_wanted(index):
+                hub.recent.drop(piece.digest)
+            transfer.unwritten &= ~_mask(new)
+            hub.report(transfer)
+        for place in new:
+            self._clerk.tell(PieceStored(transfer.id, place, piece, peer))
+
+    def arrived(self, transfer: Transfer, index: int, peer: str | None, flag: int) -> None:
+        """A verified piece is here, and so are its twins in the row. The lock is held."""
+        for place in sorted(transfer.places[transfer.pieces[index].digest], key=lambda place: place != index):
             if transfer.holds(place) and place != index:
                 continue
-            was_held = transfer.holds(place)
             transfer.held |= 1 << place
-            if peer is not None and not was_held:
-                self._hub.emit(PieceStored(transfer.id, place, piece, peer))
             source = peer if place == index else None
             self._hub.feed(transfer, Arrived(source, place, flag if place == index else 0))
 
@@ -177,12 +213,15 @@ class Exchange:
     # --- the lock is held
 
     def _have(self, link: Link, head: frames.Head, transfer_id: str, mask: int) -> None:
-        told = Announced(link.peer, mask, head.a, float(head.b), bool(head.flag & frames.SERVES))
         link.uplink = float(head.b)
+        heard = link.haves.get(transfer_id)
+        if heard is None:
+            heard = link.haves[transfer_id] = Heard()
+        heard.pieces |= mask
+        heard.queue, heard.uplink, heard.serves = head.a, link.uplink, bool(head.flag & frames.SERVES)
         transfer = self._hub.transfers.get(transfer_id)
-        link.haves[transfer_id] = announced(link.peer, link.haves.get(transfer_id), told)
         if transfer is not None and transfer.members.get(link.peer) is link:
-            self._hub.feed(transfer, told)
+            self._hub.feed(transfer, Announced(link.peer, mask, head.a, link.uplink, heard.serves))
 
     def _requested(self, link: Link, transfer: Transfer | None, key: Key, *, is_again: bool) -> None:
         if key in link.owed:
@@ -220,17 +259,40 @@ class Exchange:
 
     # --- what goes out
 
-    def load(self, link: Link, upload: Upload) -> None:
-        """Read an upload's piece and verify it. One that cannot be read is refused."""
+    def seek(self, link: Link, upload: Upload) -> bool:
+        """Find an upload's piece; whether it is in memory. One for which a disk would be waited for is read by the clerk."""
+        hub, piece = self._hub, upload.piece
+        with hub.lock:
+            upload.held = hub.recent.lend(piece.digest)
+            if upload.held is not None or upload.is_sought:
+                return upload.held is not None
+            buffer = hub.recent.take(piece.size)
         try:
-            data = self._store.read(upload.piece.digest)
+            self._store.load(piece, buffer, waits=False)
+        except (KeyError, PieceCorrupt, OSError):  # the clerk finds out why
+            upload.is_sought = True
+            self._clerk.do(partial(self._read, link, upload, buffer))
+            return False
+        self._found(upload, buffer)
+        return True
+
+    def _read(self, link: Link, upload: Upload, buffer: bytearray) -> None:
+        """A piece from the store; the clerk's work. One that cannot be read is refused."""
+        try:
+            self._store.load(upload.piece, buffer)
         except (KeyError, PieceCorrupt, OSError):
-            data = b""
-        if len(data) == upload.piece.size:
-            upload.data = memoryview(data)
+            with self._hub.lock:
+                self._hub.recent.spare(buffer)
+                self._unreadable(link, upload)
             return
+        self._found(upload, buffer)
         with self._hub.lock:
-            self._unreadable(link, upload)
+            link.wake()
+
+    def _found(self, upload: Upload, buffer: bytearray) -> None:
+        with self._hub.lock:
+            self._hub.recent.add(upload.piece.digest, buffer, is_written=True)
+            upload.held = self._hub.recent.lend(upload.piece.digest)
 
     def _unreadable(self, link: Link, upload: Upload) -> None:
         if link.outbox.abort(upload.key) is None:
@@ -239,8 +301,7 @@ class Exchange:
         transfer = self._hub.transfers.get(upload.transfer)
         if transfer is None or not transfer.holds(upload.index):
             return
-        for place in transfer.places[upload.piece.digest]:
-            transfer.held &= ~(1 << place)
+        transfer.held &= ~_mask(transfer.places[upload.piece.digest])
         self._hub.begin_again(transfer)
 
     def written(self, link: Link, upload: Upload) -> None:
@@ -255,11 +316,19 @@ class Exchange:
         """The kernel took the last byte."""
         hub = self._hub
         with hub.lock:
+            if upload.held is not None:
+                upload.held.users -= 1
             link.is_leaving = False
             link.bytes_up += upload.piece.size
             transfer = hub.transfers.get(upload.transfer)
             if transfer is not None:
                 transfer.bytes_up += upload.piece.size
+                if not transfer.is_wanted(upload.index, besides=link.peer):
+                    hub.recent.drop(upload.piece.digest)
                 if transfer.members.get(link.peer) is link:
                     hub.feed(transfer, Sent(link.peer, upload.index))
             hub.was_idle = hub.was_idle or not hub.has_uploads()
+
+
+def _mask(places: list[int]) -> int:
+    return sum(1 << place for place in places)

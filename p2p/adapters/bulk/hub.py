@@ -1,19 +1,20 @@
 """The middle of a bulk node: transfers, links, policies. Events go in, instructions come out and are performed on the links.
 
-One lock guards all of it; nothing that waits is done under it. The threads of connections call in with what they read; reading and
-writing sockets, files and hashes are theirs. The owner's events leave by a queue, so that no callback runs under the lock.
+One lock guards all of it; nothing that waits is done under it. The loop's thread calls in with what it read and when something is due,
+the owner with what it wants. The owner's events leave by the clerk's queue, so that no callback runs under the lock.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
+from p2p.adapters.bulk.adverts import Adverts, Speech
 from p2p.adapters.bulk.events import GaveUp, NodeEvent, PeerClosed, PeerDropped, PeerOpened, TransferComplete
-from p2p.adapters.bulk.link import Link
-from p2p.adapters.bulk.outbox import Upload, pause_s
+from p2p.adapters.bulk.link import Heard, Link
+from p2p.adapters.bulk.outbox import Upload
+from p2p.adapters.bulk.recent import Recent
 from p2p.adapters.bulk.settings import BulkSettings
 from p2p.adapters.bulk.throttle import Throttle
 from p2p.adapters.bulk.transfer import Transfer
@@ -42,8 +43,7 @@ from p2p.domain.swarm_events import (
 )
 
 IDLE_S = 1.0
-TOGETHER_S = 0.005  # what is due within so long is done at once
-SPARE_BUFFERS = 4
+LEAST_S = 0.001  # a policy whose deadline is over is not asked more often
 
 
 class Hub:
@@ -62,26 +62,17 @@ class Hub:
         self.emit = emit
         self.make_policy = make_policy
         self.lock = threading.Lock()
+        self.adverts = Adverts()
+        self.recent = Recent()
+        self.due = 0.0  # when `tick` is to be called (time.monotonic)
         self.transfers: dict[str, Transfer] = {}
         self.links: dict[tuple[str, str], Link] = {}  # by job and peer
         self.buffers_left = settings.limits.buffer_bytes
         self.uplink = settings.uplink
         self.was_idle = True  # nothing was waiting to be sent at some moment since this was last set to False
         self.is_closing = False
-        self._spare: list[bytearray] = []
+        self.wake: Callable[[], None] = lambda: None  # the loop's thread, if it waits: something is due sooner
         self._shut: dict[str, float] = {}
-        self._wake_clock: Callable[[], None] = lambda: None
-        self._adverts_at = float("inf")  # when the next advert is due
-        self._clock_at = 0.0  # when the clock thread comes again
-
-    def wakes(self, wake_clock: Callable[[], None]) -> None:
-        """How to tell the clock thread that a deadline may have come nearer."""
-        self._wake_clock = wake_clock
-
-    @property
-    def pause_s(self) -> float:
-        """Between two adverts on a link."""
-        return pause_s(len(self.links))
 
     # --- links
 
@@ -146,19 +137,10 @@ class Hub:
         if arriving is not None and arriving.buffer is not None:
             self.buffers_left += arriving.size
 
-    def spare(self, buffer: bytearray) -> None:
-        """A buffer that nobody reads or writes any more."""
-        if len(self._spare) < SPARE_BUFFERS:
-            self._spare.append(buffer)
-
     def take_buffer(self, size: int) -> bytearray:
-        """Room for a piece. Memory that was used before is cheaper than new. The lock is held."""
+        """Room for a piece. The lock is held."""
         self.buffers_left -= size
-        for place, buffer in enumerate(self._spare):
-            if len(buffer) == size:
-                return self._spare.pop(place)
-        self._spare = self._spare[1:]
-        return bytearray(size)
+        return self.recent.take(size)
 
     # --- who takes part in what; the lock is held
 
@@ -170,9 +152,9 @@ class Hub:
             return
         transfer.members[link.peer] = link
         self.feed(transfer, Opened(link.peer, link.uplink, link.rtt_s, link.is_seeder))
-        told = link.haves.get(transfer.id)
-        if told is not None and link.peer in transfer.members:
-            self.feed(transfer, told)
+        heard = link.haves.get(transfer.id)
+        if heard is not None and link.peer in transfer.members:
+            self.feed(transfer, announced(link.peer, heard))
 
     def leave(self, transfer: Transfer, peer: str) -> None:
         """Tell the policy that a peer is gone."""
@@ -218,17 +200,25 @@ class Hub:
 
     def feed(self, transfer: Transfer, event: Event) -> None:
         """Give an event to a transfer's policy, perform what it answers, and so on until it is content."""
-        due: deque[Event] = deque([event])
         policy = transfer.policy
+        now = time.monotonic()
+        due: list[Event] = []
+        for instruction in policy.handle(event, now):
+            self._perform(transfer, instruction, due)
         while due:
-            for instruction in policy.handle(due.popleft(), time.monotonic()):
-                due.extend(self._perform(transfer, instruction))
-        if transfer.is_complete and not transfer.is_reported:
+            for instruction in policy.handle(due.pop(0), now):
+                self._perform(transfer, instruction, due)
+        self.report(transfer)
+        deadline = policy.next_deadline()
+        if deadline is not None and deadline < self.due:
+            self.due = deadline
+        self.wake()
+
+    def report(self, transfer: Transfer) -> None:
+        """Tell the owner once everything is in the store."""
+        if not transfer.is_reported and not transfer.unwritten and transfer.is_complete:
             transfer.is_reported = True
             self.emit(TransferComplete(transfer.id))
-        deadline = policy.next_deadline()
-        if deadline is not None and deadline < self._clock_at:
-            self._wake_clock()
 
     def feed_all(self, event: Event) -> None:
         """The same event for every transfer."""
@@ -239,12 +229,13 @@ class Hub:
         """Whether a piece is on its way out. The lock is held."""
         return any(link.outbox.uploads or link.is_leaving for link in self.links.values())
 
-    def _perform(self, transfer: Transfer, instruction: Instruction) -> Iterator[Event]:
+    def _perform(self, transfer: Transfer, instruction: Instruction, due: list[Event]) -> None:
+        """Do what a policy says; what it is to hear of that goes to `due`."""
+        if isinstance(instruction, Advertise):
+            self.adverts.note(transfer, instruction)
+            return
         if isinstance(instruction, GiveUp):
             self.emit(GaveUp(transfer.id, instruction.reason))
-            return
-        if isinstance(instruction, Advertise):
-            self._advertise(transfer, instruction)
             return
         link = transfer.members.get(instruction.peer)
         if isinstance(instruction, Drop):
@@ -255,11 +246,11 @@ class Hub:
         key = (transfer.id, instruction.piece)
         match instruction:
             case Send():
-                yield from self._send(transfer, link, instruction)
+                self._send(transfer, link, instruction, due)
             case Abort():
                 if link.outbox.abort(key) is not None:
                     link.aborted(key)
-                    yield Sent(link.peer, instruction.piece)
+                    due.append(Sent(link.peer, instruction.piece))
             case Refuse():
                 link.refuse(key)
             case Request():
@@ -267,30 +258,11 @@ class Hub:
             case Cancel():
                 link.cancel(key)
 
-    def _advertise(self, transfer: Transfer, told: Advertise) -> None:
-        serves = told.serves and not self.throttle.is_spent()
-        now, pause = time.monotonic(), self.pause_s
-        for peer in told.peers:
-            link = transfer.members.get(peer)
-            if link is not None:
-                link.outbox.advertise(transfer.id, link.number(transfer.id), told.pieces, told.queue, serves)
-                self._plan_advert(link, now, pause)
-        if self._adverts_at < self._clock_at:
-            self._wake_clock()
-
-    def _plan_advert(self, link: Link, now: float, pause: float) -> None:
-        """Wake the connection when its advert is due, not before: a thread that wakes to wait again costs as much as a frame."""
-        due = link.outbox.due(pause)
-        if due is not None and due <= now + TOGETHER_S:
-            link.wake()
-        elif due is not None:
-            self._adverts_at = min(self._adverts_at, due)
-
-    def _send(self, transfer: Transfer, link: Link, send: Send) -> Iterator[Event]:
+    def _send(self, transfer: Transfer, link: Link, send: Send, due: list[Event]) -> None:
         key = (transfer.id, send.piece)
         if self.throttle.is_spent():
             link.refuse(key)
-            yield Sent(link.peer, send.piece)
+            due.append(Sent(link.peer, send.piece))
             return
         if transfer.first_sent_at is None:
             transfer.first_sent_at = self.settings.unix()
@@ -320,24 +292,30 @@ class Hub:
 
     # --- time
 
-    def tick(self, now: float) -> float:
-        """Perform what is due; when to come again (time.monotonic)."""
-        with self.lock:
-            due = now + IDLE_S
-            for transfer in list(self.transfers.values()):
-                due = min(due, self._tick(transfer, now))
-            self._shut = {peer: until for peer, until in self._shut.items() if until > now}
-            if now >= self._adverts_at:
-                self._wake_adverts(now)
-            due = max(min(due, self._adverts_at), now + TOGETHER_S)
-            self._clock_at = due
-            return due
+    def speech(self) -> Speech:
+        """What adverts say of this node."""
+        return Speech(self.uplink, not self.throttle.is_spent())
 
-    def _wake_adverts(self, now: float) -> None:
-        self._adverts_at = float("inf")
-        pause = self.pause_s
-        for link in self.links.values():
-            self._plan_advert(link, now, pause)
+    def let_ride(self, link: Link) -> None:
+        """What is new goes with a part, for nothing. The lock is held."""
+        if self.adverts.due < float("inf"):
+            for frame in self.adverts.ride(self.transfers.values(), link, self.speech()):
+                link.outbox.say(frame)
+
+    def advertise(self, now: float) -> None:
+        """Tell what is new."""
+        with self.lock:
+            self.adverts.tell(self.transfers.values(), self.speech(), now)
+
+    def tick(self, now: float) -> None:
+        """Perform what is due; `due` says when to come again."""
+        with self.lock:
+            self.due = now + IDLE_S
+            for transfer in list(self.transfers.values()):
+                due = self._tick(transfer, now)
+                self.due = min(self.due, due)
+            if self._shut:
+                self._shut = {peer: until for peer, until in self._shut.items() if until > now}
 
     def _tick(self, transfer: Transfer, now: float) -> float:
         for peer in [peer for peer, until in transfer.shut.items() if until <= now]:
@@ -350,10 +328,9 @@ class Hub:
             self.feed(transfer, Tick())
             deadline = transfer.policy.next_deadline()
         due = min(transfer.shut.values(), default=float("inf"))
-        return due if deadline is None or transfer.halted is not None else min(due, max(deadline, now + 0.001))
+        return due if deadline is None or transfer.halted is not None else min(due, max(deadline, now + LEAST_S))
 
 
-def announced(peer: str, told: Announced | None, new: Announced) -> Announced:
-    """All that a peer announced so far, with its latest figures."""
-    pieces = new.pieces | (told.pieces if told is not None else 0)
-    return Announced(peer, pieces, new.queue, new.uplink, new.serves)
+def announced(peer: str, heard: Heard) -> Announced:
+    """The event that tells a policy all that a peer announced so far."""
+    return Announced(peer, heard.pieces, heard.queue, heard.uplink, heard.serves)

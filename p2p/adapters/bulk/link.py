@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from p2p.adapters.bulk.outbox import Outbox
 from p2p.domain import bulk_frames as frames
-from p2p.domain.swarm_events import Announced
 from p2p.errors import FrameRefused
 
 MOST_NUMBERS = 1 << 14  # transfers that one side may name on a connection
@@ -37,6 +36,16 @@ class Arriving:
 
 
 @dataclass(slots=True)
+class Heard:
+    """All that a peer announced of a transfer, and its latest figures."""
+
+    pieces: int = 0
+    queue: int = 0
+    uplink: float = 0.0
+    serves: bool = True
+
+
+@dataclass(slots=True)
 class Link:
     """The state of a peer pair within a job."""
 
@@ -57,7 +66,9 @@ class Link:
     known: dict[str, int] = field(default_factory=dict)  # batches that the peer has, or was sent
     promised: dict[str, int] = field(default_factory=dict)  # batches that the peer says it has
     inquired: set[str] = field(default_factory=set)  # transfers whose batches it was asked for
-    haves: dict[str, Announced] = field(default_factory=dict)  # all it announced, by transfer
+    haves: dict[str, Heard] = field(default_factory=dict)  # all it announced, by transfer
+    told: dict[str, int] = field(default_factory=dict)  # mask of what it was told of, by transfer
+    news: set[str] = field(default_factory=set)  # transfers of which it is to be told, new pieces or not
     asked: Counter[Key] = field(default_factory=Counter)  # requests that no last word was heard of
     wanted: set[Key] = field(default_factory=set)  # of those, the ones not cancelled
     owed: set[Key] = field(default_factory=set)  # requests of the peer that got no last word
@@ -135,6 +146,8 @@ class Link:
             keys.difference_update([key for key in keys if key[0] == transfer])
         self.outbox.forget(transfer)
         self.haves.pop(transfer, None)
+        self.told.pop(transfer, None)
+        self.news.discard(transfer)
 
     def refuse(self, key: Key) -> None:
         """Tell the peer that a piece it asked for will not come."""

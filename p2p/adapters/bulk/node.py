@@ -14,12 +14,12 @@
 
 Any thread may call any method; none waits for the network except `close` (a second or two). From asyncio call them directly, and let
 `tell` hand events over with `loop.call_soon_threadsafe`. What `tell` gets is in `events.py`, what a node allows in `settings.py`.
-Connections belong to a job: the ticket names it, and only transfers of that job are spoken of. One thread a connection.
+Connections belong to a job: the ticket names it, and only transfers of that job are spoken of. One thread carries them all, another
+one reads and writes pieces and calls `tell`; handshakes have threads of their own, and so has each peer that is dialled.
 """
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,12 +28,15 @@ from random import SystemRandom
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2p.adapters.bulk.catalogue import Catalogue
+from p2p.adapters.bulk.clerk import Clerk
 from p2p.adapters.bulk.clock import Clock
-from p2p.adapters.bulk.doors import Dialler, Listener, Parts
+from p2p.adapters.bulk.connection import Parts
+from p2p.adapters.bulk.doors import Dialler, Listener
 from p2p.adapters.bulk.events import NodeEvent
 from p2p.adapters.bulk.exchange import Exchange
 from p2p.adapters.bulk.handshake import Door
 from p2p.adapters.bulk.hub import Hub
+from p2p.adapters.bulk.loop import Loop
 from p2p.adapters.bulk.pipe import server_context
 from p2p.adapters.bulk.settings import BulkSettings
 from p2p.adapters.bulk.throttle import Throttle
@@ -45,7 +48,6 @@ from p2p.domain.swarm import Swarm
 from p2p.domain.swarm_events import Policy
 from p2p.domain.tickets import peek_ticket
 
-JOIN_S = 5.0
 MakePolicy = Callable[[Batch, float, float], Policy]
 
 __all__ = ["BulkNode", "LinkState", "MakePolicy", "NodeState", "TransferState"]
@@ -79,6 +81,7 @@ class TransferState:
     is_complete: bool
     halted: str | None
     first_sent_at: float | None
+    mask: int = 0  # bit i: piece i is here
 
     @property
     def copies(self) -> float:
@@ -112,8 +115,7 @@ class BulkNode:
         self._settings = settings
         self._key = key
         self._store = store
-        self._tell = tell
-        self._events: queue.SimpleQueue[NodeEvent | None] = queue.SimpleQueue()
+        self._clerk = Clerk(tell)
         throttle = Throttle(
             up=settings.up,
             down=settings.down,
@@ -121,14 +123,14 @@ class BulkNode:
             counter=settings.counter,
             unix=settings.unix,
         )
-        self._hub = Hub(settings, throttle, self._events.put, make_policy or self._swarm)
-        self._exchange = Exchange(self._hub, store)
-        self._parts = Parts(self._hub, Catalogue(self._hub, store), self._exchange)
+        self._hub = Hub(settings, throttle, self._clerk.emit, make_policy or self._swarm)
+        self._exchange = Exchange(self._hub, store, self._clerk)
+        self._catalogue = Catalogue(self._hub, store)
+        self._clock = Clock(self._hub, self._catalogue)
+        self._loop = Loop(Parts(self._hub, self._catalogue, self._exchange), self._clock, self._clerk)
         self._lock = threading.Lock()
         self._diallers: dict[tuple[str, str], Dialler] = {}
         self._listener: Listener | None = None
-        self._clock: Clock | None = None
-        self._teller = threading.Thread(target=self._tell_all, name="bulk-teller", daemon=True)
 
     def start(self) -> PeerInfo | None:
         """Begin. The certificate is kept in the store's `tls` folder. Raises OSError (port taken, disk)."""
@@ -138,10 +140,10 @@ class BulkNode:
             names = settings.names or (settings.host, settings.peer_id)
             certificate, key, fingerprint = self_signed(self._store.root / "tls", names)
             door = Door(settings.peer_id, fingerprint, settings.coordinator_public_key, settings.unix)
-            self._listener = Listener(self._parts, door, server_context(str(certificate), str(key)))
+            self._listener = Listener(self._hub, self._loop, door, server_context(str(certificate), str(key)))
             address = PeerInfo(settings.host, self._listener.port, fingerprint)
-        self._teller.start()
-        self._clock = Clock(self._hub, self._parts.catalogue)
+        self._clerk.start()
+        self._loop.start()
         return address
 
     def dial(self, address: PeerInfo, ticket: str) -> None:
@@ -150,7 +152,7 @@ class BulkNode:
         with self._lock:
             known = self._diallers.get((read.job_id, read.server))
             if known is None:
-                self._diallers[read.job_id, read.server] = Dialler(self._parts, self._key, address, ticket)
+                self._diallers[read.job_id, read.server] = Dialler(self._hub, self._loop, self._key, address, ticket)
             else:
                 known.renew(address, ticket)
 
@@ -170,7 +172,7 @@ class BulkNode:
 
         A seeder sends it to all peers of the job at once, others say that they have it. Pieces that lie in the store already count as held.
         """
-        return self._parts.catalogue.add(text, signature)
+        return self._catalogue.add(text, signature)
 
     def found(self, transfer: str, digest: str) -> None:
         """A piece is in the store that no peer brought. One that is not of the transfer is no error."""
@@ -178,7 +180,7 @@ class BulkNode:
             known = self._hub.transfers.get(transfer)
             places = known.places.get(digest, []) if known is not None else []
             if known is not None and places and self._store.has(digest):
-                self._exchange.stored(known, places[0], None, 0)
+                self._exchange.arrived(known, places[0], None, 0)
 
     def resume(self, transfer: str) -> None:
         """Go on with a transfer that was halted (a final GaveUp)."""
@@ -187,17 +189,18 @@ class BulkNode:
             if known is None or known.halted is None:
                 return
             known.halted = None
+            self._hub.begin_again(known)
             for link in list(self._hub.links.values()):
                 if transfer in link.promised:
                     self._hub.join(known, link)
 
     def want(self, transfer: str) -> None:
         """Take part in a transfer that `wants` declined, or that was retired, as soon as a peer offers it."""
-        self._parts.catalogue.want(transfer)
+        self._catalogue.want(transfer)
 
     def retire(self, transfer: str) -> None:
         """Take no part in a transfer any more. Its pieces stay in the store."""
-        self._parts.catalogue.retire(transfer)
+        self._catalogue.retire(transfer)
 
     def set_limits(self, *, up: float | None, down: float | None, cap_bytes: int | None) -> None:
         """Bytes a second up and down, bytes a calendar month (UTC) up; None is unbounded. With effect at once."""
@@ -220,13 +223,14 @@ class BulkNode:
                     one.job_id,
                     one.first.version,
                     len(one.pieces),
-                    one.held.bit_count(),
+                    one.stored.bit_count(),
                     one.size,
                     one.bytes_up,
                     one.bytes_down,
                     one.is_complete,
                     one.halted,
                     one.first_sent_at,
+                    one.held,
                 )
                 for one in hub.transfers.values()
             )
@@ -247,15 +251,9 @@ class BulkNode:
             self._listener.close()
         for dialler in diallers:
             dialler.join()
-        if self._clock is not None:
-            self._clock.close()
-        if self._teller.is_alive():
-            self._events.put(None)
-            self._teller.join(JOIN_S)
-
-    def _tell_all(self) -> None:
-        while (event := self._events.get()) is not None:
-            self._tell(event)
+        self._loop.close()
+        self._clock.keep()
+        self._clerk.close()
 
     def _swarm(self, _first: Batch, uplink: float, now: float) -> Policy:
         settings = self._settings

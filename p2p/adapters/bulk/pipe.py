@@ -72,22 +72,26 @@ class TlsPipe:
 
     def read_into(self, view: memoryview) -> int:
         """Decrypted bytes into `view`, as many as fit and are here; 0 if none are."""
+        read, incoming, pending = self._read, self._incoming, self._tls.pending
+        size, done = len(view), 0
         try:
-            count = self._read(len(view), view)
+            while done < size and (incoming.pending or pending()):  # to ask for nothing costs ten times as much
+                count = read(size - done, view[done:])  # of one record of 16 KiB
+                if count == 0:
+                    raise PeerLost("the other side ended TLS")
+                done += count
         except ssl.SSLWantReadError:
-            return 0
+            return done
         except ssl.SSLError as error:
             raise PeerLost(f"TLS failed: {error.reason or error}") from error
-        if count == 0:
-            raise PeerLost("the other side ended TLS")
-        return count
+        return done
 
     def write(self, data: bytes | memoryview) -> None:
         """Encrypt; `flush` sends."""
         try:
             done = self._tls.write(data)
             view = memoryview(data)
-            while done < len(data):  # a call takes one record of 16 KiB
+            while done < len(data):
                 done += self._tls.write(view[done:])
         except ssl.SSLError as error:
             raise PeerLost(f"TLS failed: {error.reason or error}") from error

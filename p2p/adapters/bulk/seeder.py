@@ -75,6 +75,7 @@ class Start:
             uplink=self.uplink,
             congestion=self.congestion,
             counter=Path(self.store) / "uploaded.json",
+            wants=lambda _first: False,  # its owner says what it offers; peers that still hold more do not
         )
 
 

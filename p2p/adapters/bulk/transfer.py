@@ -23,7 +23,10 @@ class Transfer:
     pieces: list[Piece] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)  # by batch: how long the row is with it
     places: dict[str, list[int]] = field(default_factory=dict)
-    held: int = 0
+    held: int = 0  # mask of verified pieces, in memory or in the store
+    unwritten: int = 0  # of those, the ones not in the store yet
+    queue: int = 0  # requests that wait, as the policy said last
+    serves: bool = True
     members: dict[str, Link] = field(default_factory=dict)
     shut: dict[str, float] = field(default_factory=dict)
     is_row_whole: bool = False
@@ -54,8 +57,23 @@ class Transfer:
         return bisect_right(self.ends, index)
 
     def holds(self, index: int) -> bool:
-        """Whether the piece is in the store."""
+        """Whether the piece is here, verified."""
         return bool(self.held >> index & 1)
+
+    @property
+    def stored(self) -> int:
+        """Mask of the pieces in the store: only they are announced."""
+        return self.held & ~self.unwritten
+
+    def is_wanted(self, index: int, besides: str = "") -> bool:
+        """Whether a peer, other than `besides`, has not announced the piece: it may ask for it."""
+        for peer, link in self.members.items():
+            if link.is_seeder or peer == besides:
+                continue
+            heard = link.haves.get(self.id)
+            if heard is None or not heard.pieces >> index & 1:
+                return True
+        return False
 
     @property
     def is_complete(self) -> bool:

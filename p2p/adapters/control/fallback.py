@@ -39,12 +39,15 @@ class FallbackControl:
         quick_s: float = POLL_S,
         slow_s: float = SLOW_S,
         retry_s: float = 15.0,
+        is_proof: Callable[[str, str], bool] = lambda _topic, _author: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`is_proof` (topic, author): whether a value that the board brings must come by libp2p too, or libp2p is silent."""
         self._first = first
         self._second = second
         self._quick_s = quick_s
         self._slow_s = slow_s
+        self._is_proof = is_proof
         self._clock = clock
         self._rng = Random()  # noqa: S311  # spreads retries, guards nothing
         self._retry_s = retry_s
@@ -69,13 +72,22 @@ class FallbackControl:
 
     async def start(self) -> None:
         """Start both; without libp2p, the second alone."""
+        await self.start_second()
+        await self.start_first()
+
+    async def start_second(self) -> None:
+        """Start HTTPS; libp2p may be started later, or never."""
         await self._second.start()
+        if self._watch is None:
+            self._watch = asyncio.create_task(self._keep_watch())
+
+    async def start_first(self) -> None:
+        """Start libp2p. Where that fails, messages go over HTTPS, and `way` says why."""
         try:
             await self._first.start()
             self._why = _LOST
         except (ControlMissing, ControlDown) as error:
             self._give_up_first(str(error))
-        self._watch = asyncio.create_task(self._keep_watch())
 
     async def close(self) -> None:
         """End both."""
@@ -134,12 +146,18 @@ class FallbackControl:
 
         def from_second(author: str, payload: bytes) -> None:
             digest = _digest(topic, author, payload)
-            self._silence.second_brought(digest, self._clock())
+            if self._is_proof(topic, author):
+                self._silence.second_brought(digest, self._clock())
             if self._seen.is_new(digest):
                 receive(author, payload)
 
         self._first.subscribe(topic, from_first, validate=validate)
         self._second.subscribe(topic, from_second, validate=validate)
+
+    def unsubscribe(self, topic: str) -> None:
+        """Deliver nothing of the topic any more."""
+        self._first.unsubscribe(topic)
+        self._second.unsubscribe(topic)
 
     def _takes_first(self) -> bool:
         return self._first.is_usable and self._route.takes_first(self._clock())

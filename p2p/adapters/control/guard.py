@@ -48,13 +48,18 @@ class Guard:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
+        self._allowed = frozenset(limits.allowed_networks)
         self._accepted: Counter[str] = Counter()
+
+    def allow(self, networks: Iterable[str]) -> None:
+        """Networks (CIDR) that may be dialled from now on, besides those of the limits."""
+        self._allowed = frozenset((*self._limits.allowed_networks, *networks))
 
     def refuse_dial(self, host: str, port: int) -> str | None:
         """None if the address may be dialled, else the reason."""
         if self._is_denied(host):
             return f"{host} is in a denied network"
-        return may_dial(host, port, self._limits.allowed_networks)
+        return may_dial(host, port, tuple(self._allowed))
 
     def enter(self, host: str) -> bool:
         """Count an accepted connection in; False if it is one too many or denied."""

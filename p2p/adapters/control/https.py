@@ -95,6 +95,10 @@ class HttpsControl:
             self._hurry.set()
         self._topics[topic] = (receive, validate)
 
+    def unsubscribe(self, topic: str) -> None:
+        """Ask for the topic no more."""
+        self._topics.pop(topic, None)
+
     async def poll(self) -> None:
         """Ask the board once, until there is nothing newer. Raises ControlError."""
         while self._topics:

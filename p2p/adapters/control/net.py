@@ -70,6 +70,7 @@ class _Setup:
     addresses: dict[str, ControlAddress] = field(default_factory=dict)
     relays: set[str] = field(default_factory=set)
     neighbours: frozenset[str] = frozenset()
+    networks: frozenset[str] = frozenset()
     members: frozenset[str] | None = None
 
     def put(self, topic: str, slot: str, payload: bytes) -> None:
@@ -164,7 +165,17 @@ class ControlNet:
     def subscribe(self, topic: str, receive: Receiver, *, validate: Validator) -> None:
         """Deliver the topic's values; `validate` runs in the network's thread, before anything is passed on."""
         self._setup.topics[topic] = (receive, validate)
-        self._tell(lambda running: running.spawn(lambda: running.node.gossip.subscribe(topic, self._deliver(receive), validate)))
+        self._tell(lambda running: running.spawn(lambda: self._settle(running, topic)))
+
+    def unsubscribe(self, topic: str) -> None:
+        """Deliver and pass on nothing of the topic any more."""
+        self._setup.topics.pop(topic, None)
+        self._tell(lambda running: running.spawn(lambda: self._settle(running, topic)))
+
+    def allow(self, networks: frozenset[str]) -> None:
+        """Dial in these private networks (CIDR) too, besides those of the config; replaces what was allowed before."""
+        self._setup.networks = networks
+        self._tell(lambda running: running.node.allow(networks))
 
     def use_relay(self, key: str) -> None:
         """Reach peers without an address of their own through this one; its address must be known too."""
@@ -242,6 +253,7 @@ class ControlNet:
         if self._listen is not None:
             self._listen = (self._listen[0], self._addresses[0][1])
         self._set_members(running)
+        node.allow(setup.networks)
         for address in list(setup.addresses.values()):
             node.know(address)
         for relay in (*self._config.relays, *list(setup.relays)):
@@ -249,10 +261,20 @@ class ControlNet:
         node.set_neighbours(setup.neighbours)
         for protocol, handler in list(setup.handlers.items()):
             node.answer(protocol, self._on_loop(running, handler))
-        for topic, (receive, validate) in list(setup.topics.items()):
-            await node.gossip.subscribe(topic, self._deliver(receive), validate)
+        for topic in list(setup.topics):
+            await self._settle(running, topic)
         for (topic, slot), payload in list(setup.values.items()):
             node.gossip.publish(topic, slot, payload)
+
+    async def _settle(self, running: Running, topic: str) -> None:
+        """Be subscribed to the topic or not, as the setup says when it is this call's turn."""
+        gossip = running.node.gossip
+        async with gossip.turn:
+            wanted = self._setup.topics.get(topic)
+            if wanted is None:
+                await gossip.unsubscribe(topic)
+            else:
+                await gossip.subscribe(topic, self._deliver(wanted[0]), wanted[1])
 
     def _set_members(self, running: Running) -> None:
         running.node.set_members(self._setup.members)

@@ -146,6 +146,10 @@ class Node:
         """Remember where a peer listens."""
         self._addresses[address.key] = address
 
+    def allow(self, networks: frozenset[str]) -> None:
+        """Private networks (CIDR) that may be dialled, besides those of the limits."""
+        self._guard.allow(networks)
+
     def set_neighbours(self, keys: frozenset[str]) -> None:
         """Keep connections to these peers, as far as their addresses are known."""
         self._neighbours = {key: self._neighbours.get(key) or Retry(first_s=0.5, most_s=60.0, rng=Random()) for key in keys}  # noqa: S311

@@ -54,3 +54,7 @@ class Control(Protocol):
     def subscribe(self, topic: str, receive: Receiver, *, validate: Validator) -> None:
         """Deliver the topic's values that `validate` accepts, and pass on no others."""
         ...
+
+    def unsubscribe(self, topic: str) -> None:
+        """Deliver and pass on nothing of the topic any more; one that is unknown is no error."""
+        ...

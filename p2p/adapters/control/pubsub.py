@@ -66,6 +66,7 @@ class Gossip:
         self._outbox = Outbox()
         self._topics: dict[str, _Topic] = {}
         self._changed = trio.Event()
+        self.turn = trio.Lock()  # one at a time subscribes and unsubscribes
         self.members: frozenset[str] | None = None
 
     async def subscribe(self, topic: str, deliver: Deliver, judge: Judge) -> None:
@@ -78,6 +79,13 @@ class Gossip:
         self.pubsub.set_topic_validator(topic, self._accepts, is_async_validator=False)
         subscription = await self.pubsub.subscribe(topic)
         self.pubsub.manager.run_task(self._drain, topic, subscription)
+
+    async def unsubscribe(self, topic: str) -> None:
+        """Deliver and pass on nothing of the topic any more."""
+        if topic in self._topics:
+            await self.pubsub.unsubscribe(topic)
+            self.pubsub.remove_topic_validator(topic)
+            del self._topics[topic]
 
     def publish(self, topic: str, slot: str, payload: bytes) -> None:
         """Make `payload` our value of the slot. Raises ControlRefused."""
@@ -102,7 +110,9 @@ class Gossip:
         """Take messages at once: gossipsub keeps 32 messages for a subscriber and drops the rest."""
         async for message in subscription:  # type: ignore[attr-defined]
             author = public_key_of(str(ID(message.from_id)))
-            state = self._topics[topic]
+            state = self._topics.get(topic)
+            if state is None:
+                return  # unsubscribed meanwhile
             if author != self._me and state.seen.is_new(blake3(message.from_id + message.data).hexdigest()):
                 state.deliver(author, message.data)
 
@@ -116,7 +126,9 @@ class Gossip:
             return False
         if author == self._me:
             return True
-        topic = self._topics[message.topicIDs[0]]
+        topic = self._topics.get(message.topicIDs[0])
+        if topic is None:
+            return False
         if self.members is not None and author not in self.members:
             return False
         return topic.rate.allows(author, time.monotonic()) and _judged(topic.judge, author, message.data)

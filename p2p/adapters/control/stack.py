@@ -47,7 +47,7 @@ def load() -> ModuleType:
             for category in (DeprecationWarning, PendingDeprecationWarning, SyntaxWarning, UserWarning):
                 warnings.simplefilter("ignore", category)  # of some sixty packages that this import brings in
             node = importlib.import_module("p2p.adapters.control.node")
-    except ImportError as error:
+    except Exception as error:  # a package that is half there raises anything
         raise ControlMissing(f"libp2p cannot be used here ({error}); to install it: {INSTALL}") from error
     logging.getLogger("libp2p").setLevel(logging.CRITICAL)
     return node

@@ -1,7 +1,7 @@
 """How close to the fluid bound a version reaches all workers, over links of given rates: needs root, Linux, tbf.
 
 `python -m tests.bench.swarm --uploads SEED,U1,U2,… [--downloads …] [--rtt-ms N] --mb M --topology swarm|star|chain|tree|libtorrent|plain
-[--runs 3] [--uplink-error 1.5] [--json]`, or `--table` for the acceptance table. Rates in Mbit/s, the seeder's first. The last line of output is one JSON
+[--runs 3] [--uplink-error 1.5] [--processes participants|real] [--json]`, or `--table` for the acceptance table. Rates in Mbit/s, the seeder's first. The last line of output is one JSON
 object. Ends with 1 if a ratio lies under 0.98: the shaper is broken.
 """
 
@@ -23,7 +23,7 @@ from tests.bench.swarm.table import acceptance
 MEGABYTE = 1_000_000
 
 
-def carry(links: Links, tasks: list[Task], runs: int, *, quiet: bool) -> list[Message]:
+def carry(links: Links, tasks: list[Task], *, quiet: bool) -> list[Message]:
     """The summary of each task on one network. Raises NetworkRefused, RunFailed."""
     with Network(links) as network:
         shape = shaper.measure(network)
@@ -31,7 +31,7 @@ def carry(links: Links, tasks: list[Task], runs: int, *, quiet: bool) -> list[Me
             print(f"shaper: {json.dumps(shape)}", flush=True)
         if not shape["ok"]:
             raise RunFailed(f"the shaper is broken: {json.dumps(shape)}")
-        return [summary(links, task, shape, [_one(network, task, quiet=quiet) for _ in range(runs)]) for task in tasks]
+        return [summary(links, task, shape, [_one(network, task, quiet=quiet) for _ in range(task.repeats)]) for task in tasks]
 
 
 def _one(network: Network, task: Task, *, quiet: bool) -> Run:
@@ -39,10 +39,19 @@ def _one(network: Network, task: Task, *, quiet: bool) -> Run:
     if not quiet:
         print(
             f"{task.topology:10} {found.last_worker_s:8.2f} s  ratio {found.ratio:.3f}  seeder {found.seeder_copies:.2f} copies"
-            f"  cpu {found.cpu_s:.1f} s  machine {found.machine_busy:.0%} busy",
+            f"  cpu {found.cpu_s:.1f} s  machine {found.machine_busy:.0%} busy{split_of(found)}",
             flush=True,
         )
     return found
+
+
+def split_of(found: Run) -> str:
+    """Where the time went, when real processes told."""
+    if found.product is None:
+        return ""
+    first, last = zip(*((worker.first_piece_s, worker.last_piece_s) for worker in found.per_worker), strict=True)
+    figures = ", ".join(f"{name} {value:.3f}" for name, value in found.product["split"].items())
+    return f"\n{'':10} first piece at {min(first):.2f} to {max(first):.2f} s, last at {max(last):.2f} s; {figures}"
 
 
 def options() -> argparse.Namespace:
@@ -56,9 +65,14 @@ def options() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--piece-kib", type=int, default=0, help="default: the published rule")
     parser.add_argument("--uplink-error", type=float, default=1.0, help="rates told to the policy are wrong by up to this factor")
+    parser.add_argument(
+        "--processes", choices=("participants", "real"), default="participants", help="real: coordinator and workers"
+    )
+    parser.add_argument("--version", type=int, choices=(0, 1), default=0, help="real: 0 is a cold start, 1 the steady state")
     parser.add_argument("--json", action="store_true", help="nothing but the JSON object")
     parser.add_argument("--table", action="store_true", help="the acceptance table instead")
     parser.add_argument("--topologies", default="", help="with --table: only these, comma-separated")
+    parser.add_argument("--other-runs", type=int, default=1, help="with --table: runs of each way but the swarm")
     parser.add_argument("--scale", type=float, default=1.0, help="with --table: times the payloads, for a quick look")
     return parser.parse_args()
 
@@ -76,7 +90,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         if chosen.table:
-            found = acceptance(carry, chosen.topologies, chosen.scale, chosen.runs)
+            found = acceptance(carry, chosen)
             print(json.dumps(found))
             return 0 if found["ok"] else 1
         return single(chosen)
@@ -95,7 +109,11 @@ def single(chosen: argparse.Namespace) -> int:
     links = links_of(parse_rates(chosen.uploads), downloads, chosen.rtt_ms)
     payload = int(chosen.mb * MEGABYTE)
     size = chosen.piece_kib * 1024 or piece_bytes(payload, len(links.uploads) - 1)
-    found = carry(links, [Task(chosen.topology, payload, size, chosen.uplink_error)], chosen.runs, quiet=chosen.json)[0]
+    is_real = chosen.processes == "real"
+    if is_real and (chosen.topology != "swarm" or chosen.uplink_error != 1.0):
+        raise ValueError("real processes form a swarm and measure their uplinks: leave out --topology and --uplink-error")
+    task = Task(chosen.topology, payload, size, chosen.runs, chosen.uplink_error, is_real=is_real, version=chosen.version)
+    found = carry(links, [task], quiet=chosen.json)[0]
     if found["shaper_broken"]:
         print(f"swarm benchmark: a ratio is under {BROKEN_BELOW}: the shaper is broken", file=sys.stderr)
     print(json.dumps(found))

@@ -1,15 +1,17 @@
-"""Measures the network before anything is concluded from it: TCP reaches each upload rate within 3 %, and connects in the round-trip time."""
+"""Measures the network before anything is concluded from it: TCP reaches each rate within 3 %, and connects in the round-trip time."""
 
 from __future__ import annotations
 
+import math
 import socket
 import statistics
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from tests.bench.swarm.bound import HEADERS
-from tests.bench.swarm.network import Network, inside
+from tests.bench.swarm.network import Links, Network, inside
 
 TOLERANCE = 0.03
 MEASURED_S = 1.5
@@ -19,7 +21,7 @@ CHUNK = bytes(64 * 1024)
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """One host's upload: what it should be and what TCP got, headers included, in Mbit/s."""
+    """One host's link: what TCP from or to it should get and what it got, headers included, in Mbit/s."""
 
     host: int
     mbit: float
@@ -32,48 +34,71 @@ class Rate:
 
 
 def measure(network: Network) -> dict[str, object]:
-    """Every distinct upload rate and the round trip; `ok` is whether they are what was asked for."""
-    first = {rate: host for host, rate in reversed(list(enumerate(network.links.uploads)))}
-    rates = [_best_rate(network, host) for host in first.values()]
-    connect_ms = _connect_ms(network)
+    """Every distinct upload and download rate and the round trip; `ok` is whether they are what was asked for."""
+    links = network.links
+    uploads = [_best_rate(network, host, host, _widest_receiver(links, host)) for host in _distinct(links.uploads)]
+    limited = [host for host in _distinct(links.downloads) if links.downloads[host]]
+    downloads = [_best_rate(network, host, _widest_sender(links, host), host) for host in limited]
     return {
-        "ok": all(rate.sound for rate in rates),
+        "ok": all(rate.sound for rate in (*uploads, *downloads)),
         "tolerance": TOLERANCE,
-        "uploads": [asdict(rate) for rate in rates],
-        "connect_ms": round(connect_ms, 2),
+        "uploads": [asdict(rate) for rate in uploads],
+        "downloads": [asdict(rate) for rate in downloads],
+        "connect_ms": round(_connect_ms(network), 2),
     }
 
 
-def _best_rate(network: Network, host: int) -> Rate:
-    """The first sound measurement, or the last of all."""
+def expected(links: Links, sender: int, receiver: int) -> float:
+    """What TCP should get from one host to another: the narrower of the two links."""
+    return min(links.uploads[sender], links.downloads[receiver] or math.inf)
+
+
+def _distinct(rates: Sequence[float]) -> list[int]:
+    """A host for each rate."""
+    return list({rate: host for host, rate in reversed(list(enumerate(rates)))}.values())
+
+
+def _widest_receiver(links: Links, sender: int) -> int:
+    return max(_others(links, sender), key=lambda host: links.downloads[host] or math.inf)
+
+
+def _widest_sender(links: Links, receiver: int) -> int:
+    return max(_others(links, receiver), key=lambda host: links.uploads[host])
+
+
+def _others(links: Links, host: int) -> list[int]:
+    return [other for other in range(len(links.uploads)) if other != host]
+
+
+def _best_rate(network: Network, host: int, sender: int, receiver: int) -> Rate:
+    """The first sound measurement of the host's link, or the last of all."""
     for _ in range(TRIES - 1):
-        rate = _rate(network, host)
+        rate = _rate(network, host, sender, receiver)
         if rate.sound or rate.measured_mbit > rate.mbit:
             return rate
-    return _rate(network, host)
+    return _rate(network, host, sender, receiver)
 
 
-def _rate(network: Network, host: int) -> Rate:
-    """TCP from a host to its neighbour, after it had time to find the rate."""
+def _rate(network: Network, host: int, sender: int, receiver: int) -> Rate:
+    """TCP from one host to another, after it had time to find the rate."""
     settle_s = 0.3 + 20 * network.links.rtt_ms / 1e3
-    peer = (host + 1) % network.hosts
-    server = inside(network.namespace(peer), lambda: socket.create_server((network.address(peer), 0)))
-    client = inside(network.namespace(host), lambda: socket.create_connection(server.getsockname()[:2], timeout=10))
+    server = inside(network.namespace(receiver), lambda: socket.create_server((network.address(receiver), 0)))
+    client = inside(network.namespace(sender), lambda: socket.create_connection(server.getsockname()[:2], timeout=10))
     taken, _ = server.accept()
     taken.settimeout(10)
     stop = threading.Event()
-    sender = threading.Thread(target=_send_until, args=(client, stop))
-    sender.start()
+    pump = threading.Thread(target=_send_until, args=(client, stop))
+    pump.start()
     try:
         _receive_for(taken, settle_s)
         received, seconds = _receive_for(taken, MEASURED_S)
     finally:
         stop.set()
         taken.close()
-        sender.join()
+        pump.join()
         client.close()
         server.close()
-    return Rate(host, network.links.uploads[host], round(received * HEADERS * 8 / 1e6 / seconds, 3))
+    return Rate(host, expected(network.links, sender, receiver), round(received * HEADERS * 8 / 1e6 / seconds, 3))
 
 
 def _send_until(client: socket.socket, stop: threading.Event) -> None:

@@ -16,7 +16,7 @@ from tests.bench.swarm.lines import Message, check, hear, say
 
 PORT = 6881
 POLL_S = 0.05
-SETTINGS = {
+SETTINGS: lt.settings_pack = {
     "enable_dht": False,
     "enable_lsd": False,
     "enable_upnp": False,
@@ -32,8 +32,9 @@ SETTINGS = {
 
 def session(part: Message) -> lt.session:
     """A session that listens on the host's address only."""
-    running: lt.session = lt.session({**SETTINGS, "listen_interfaces": f"{part['address']}:{PORT}"})
-    return running
+    parameters = lt.session_params()
+    parameters.settings = {**SETTINGS, "listen_interfaces": f"{part['address']}:{PORT}"}
+    return lt.session(parameters)
 
 
 def torrent_of(payload: Path, piece_bytes: int) -> bytes:
@@ -46,7 +47,7 @@ def torrent_of(payload: Path, piece_bytes: int) -> bytes:
 def add(running: lt.session, torrent: bytes, directory: Path, *, seeds: bool) -> lt.torrent_handle:
     """The torrent in the session, active."""
     parameters = lt.add_torrent_params()
-    parameters.ti = lt.torrent_info(lt.bdecode(torrent))
+    parameters.ti = lt.torrent_info(torrent)
     parameters.save_path = str(directory)
     parameters.flags &= ~(lt.torrent_flags.auto_managed | lt.torrent_flags.paused)
     if seeds:

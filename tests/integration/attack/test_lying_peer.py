@@ -1,4 +1,4 @@
-"""A worker that joins in earnest, confirms, and serves other bytes than it should: the honest one finishes by the coordinator."""
+"""A worker that joins in earnest, confirms, and gives other bytes than it should: the honest one finishes with what is right."""
 
 from __future__ import annotations
 
@@ -7,51 +7,57 @@ import json
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
+import pytest
 
-from p2p.adapters.tls import self_signed, server_context
+from p2p.adapters.bulk.node import BulkNode
+from p2p.adapters.bulk.settings import BulkSettings
+from p2p.adapters.piece_store import UNSYNCED_FILES, PieceStore
+from p2p.domain.manifest import Piece
 from tests.conftest import load_module
 from tests.e2e.cluster import Cluster, scripted_job
+from tests.models.tiny import make_tiny_model
 
 Hostile = load_module("echo2_attack_hostile", Path(__file__).with_name("hostile.py")).Hostile
-GARBAGE = bytes(range(256)) * 1000
 
 
-class Liar:
-    """Serves garbage over TLS to whoever asks, and counts."""
+class Lies(PieceStore):
+    """Says that it holds every piece, and gives zeros of the right length."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, root: Path, truth: Path) -> None:
+        """`truth`: a store where the sizes can be looked up."""
+        super().__init__(root, files=UNSYNCED_FILES)
+        self._truth = truth
         self.asked = 0
-        certificate, key, self.fingerprint = self_signed(folder, ["127.0.0.1"])
-        self._tls = server_context(certificate, key)
 
-    async def answer(self, _: web.Request) -> web.Response:
+    def path(self, digest: str) -> Path:
+        place, true = super().path(digest), self._truth / digest[:2] / digest
+        if true.is_file() and not place.exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(bytes(true.stat().st_size))
+        return place
+
+    def load(self, piece: Piece, buffer: bytearray) -> None:
         self.asked += 1
-        return web.Response(body=GARBAGE)
-
-    async def serve(self) -> tuple[web.AppRunner, int]:
-        app = web.Application()
-        app.router.add_route("*", "/{rest:.*}", self.answer)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=self._tls).start()
-        return runner, int(runner.addresses[0][1])
+        buffer[:] = bytes(piece.size)
 
 
 async def _lie(cluster: Cluster, job: str, folder: Path) -> int:
-    """Confirm every version the moment it is out, serve garbage for it; how often it was asked until the job ended."""
+    """Confirm every version the moment it is out, and give zeros for it; how often it was asked until the job ended."""
     served = json.loads((cluster.home / "serve.json").read_text())
     code = (await asyncio.to_thread(cluster.run, lambda c: c.post("/invites", {})))["code"]
-    peer = Liar(folder)
-    runner, port = await peer.serve()
+    lies = Lies(folder / "pieces", cluster.home / "pieces")
     async with Hostile(served["url"], served["public_key"], code) as liar:
-        address = {"host": "127.0.0.1", "port": port, "certificate_sha256": peer.fingerprint}
+        settings = BulkSettings(liar.id, served["public_key"], host="127.0.0.1", allowed_networks=("127.0.0.0/8",))
+        node = BulkNode(settings, liar.key, lies, lambda _: None)
+        found = node.start()
+        assert found is not None
+        address = {"host": "127.0.0.1", "port": found.port, "certificate_sha256": found.certificate_sha256}
         assert (await liar.join(peer=address))["notice"] == ""
         known: Any = None
         started = False
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(90):
             while (await asyncio.to_thread(cluster.job, job))["state"] not in ("completed", "failed"):
-                _, beat = await liar.say("heartbeat", held=[])
+                _, beat = await liar.say("heartbeat", held=[], uplink_bytes_per_s=1e8)
                 newest = beat.get("versions", [])
                 if newest and newest[0]["digest"] != known:
                     known = newest[0]["digest"]
@@ -60,14 +66,18 @@ async def _lie(cluster: Cluster, job: str, folder: Path) -> int:
                     started = True
                     await asyncio.to_thread(cluster.start_worker, "honest")
                 await asyncio.sleep(0.05)
-    await runner.cleanup()
-    return peer.asked
+        await asyncio.to_thread(node.close)
+    return lies.asked
 
 
-def test_garbage_from_a_peer_costs_time_and_nothing_else(tmp_path: Path, tiny_model: Path) -> None:
-    with Cluster(tmp_path / "all", variables={"ECHO2_PEER_NETWORKS": '["127.0.0.0/8"]'}) as cluster:
+@pytest.mark.long
+def test_garbage_from_a_peer_costs_time_and_nothing_else(tmp_path: Path) -> None:
+    """The seeder is slow and the versions of many pieces, so that the liar is asked."""
+    model = make_tiny_model(tmp_path / "model", width=256)
+    variables = {"ECHO2_PEER_NETWORKS": '["127.0.0.0/8"]', "ECHO2_SEEDER_UP_MBIT": "3"}
+    with Cluster(tmp_path / "all", variables=variables) as cluster:
         cluster.start_coordinator()
-        job = cluster.submit(scripted_job(tiny_model, budget={"steps": 8}))
+        job = cluster.submit(scripted_job(model, budget={"steps": 4}))
         asked = asyncio.run(_lie(cluster, job, tmp_path / "liar"))
         ended = cluster.job(job)
         assert ended["state"] == "completed", ended["reason"]

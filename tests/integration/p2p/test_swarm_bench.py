@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.bench.swarm import shaper
 from tests.bench.swarm.bound import bound_s, star_s
+from tests.bench.swarm.model import intermediate
 from tests.bench.swarm.network import NETNS, PREFIX, Network, links_of, namespaces, sweep, why_not
 from tests.bench.swarm.run import piece_bytes
 from tests.bench.swarm.table import ROWS
@@ -92,6 +94,21 @@ def test_settings_that_mean_nothing_are_refused(
 
 
 @needs_namespaces
+def test_the_shaper_is_measured_both_ways() -> None:
+    """A download below the upload limits what TCP gets from anybody; a wide one does not hide a narrow upload. Nothing gets more than its rate."""
+    with Network(links_of((40, 10, 40), (0, 20, 80))) as network:
+        found = shaper.measure(network)
+    uploads, downloads = found["uploads"], found["downloads"]
+    assert isinstance(uploads, list)
+    assert isinstance(downloads, list)
+    assert {(rate["host"], rate["mbit"]) for rate in uploads} == {(1, 10), (0, 40)}
+    assert {(rate["host"], rate["mbit"]) for rate in downloads} == {(2, 40), (1, 20)}
+    assert all(0.5 < rate["measured_mbit"] / rate["mbit"] < 1.03 for rate in (*uploads, *downloads)), (
+        found
+    )  # slower: a busy machine
+
+
+@needs_namespaces
 def test_control_takes_the_time_that_is_known_beforehand() -> None:
     found = measure("--uploads", "40,40,40", "--mb", "2", "--topology", "plain")
     star = 2 * 2 * 8 * 1.046 / 40
@@ -107,6 +124,29 @@ def test_every_topology_brings_the_bytes(topology: str) -> None:
     found = measure("--uploads", "40,40,40", "--mb", "2", "--topology", topology)
     assert found["ratio"] >= 0.98  # type: ignore[operator]
     assert [worker["host"] for worker in found["per_worker"]] == [1, 2]  # type: ignore[attr-defined]
+
+
+@needs_namespaces
+@pytest.mark.long
+@pytest.mark.parametrize("version", ["0", "1"])
+def test_real_processes_bring_a_version(version: str) -> None:
+    """Coordinator, learner, seeder and two workers as users run them; the coordinator's own figures come along."""
+    found = measure("--uploads", "40,40,40", "--mb", "8", "--processes", "real", "--version", version)
+    payload = found["payload_bytes"]
+    assert payload == pytest.approx(8e6, rel=0.02 if version == "0" else 0.2)
+    assert found["ratio"] >= 0.98  # type: ignore[operator]
+    product = found["product"]
+    assert isinstance(product, dict)
+    assert product["fetched_bytes"] == 2 * payload  # type: ignore[operator]
+    assert product["split"]["transfer_s"] > 0
+    assert all(0 < worker["last_piece_s"] <= worker["seconds"] for worker in found["per_worker"])  # type: ignore[attr-defined]
+
+
+def test_a_model_has_the_payload_that_was_asked_for() -> None:
+    """50 MB at 1.332 bytes a weight are 37.5 million weights: four layers of 0.66 million in attention and 3 times 512 a unit."""
+    assert intermediate(50_000_000) == round((50_000_000 / 1.332 / 4 - 655_360) / 1536)
+    with pytest.raises(ValueError, match=r"give 3\.7 or more"):
+        intermediate(3_000_000)
 
 
 @needs_namespaces

@@ -34,9 +34,12 @@ async def test_a_closed_store_is_not_ready_and_not_a_500(bench):
 
 async def test_prometheus_is_for_this_host_or_a_token(bench, seeded):
     await bench.put(*seeded("someone"))
+    bench.deps.control.asked["https"] += 2
     text = (await bench.ask("GET", "/metrics", role=None, status=200)).decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     samples = {(s.name, s.labels.get("state", "")): s.value for f in families.values() for s in f.samples}
+    asked = {s.labels["way"]: s.value for s in families["echo2_control_requests"].samples}
+    assert asked == {"libp2p": 0, "https": 2}
     assert samples[("echo2_workers", "active")] == 1
     assert samples[("echo2_job_learner_utilisation", "")] == 0.75
     assert samples[("echo2_job_committed_steps", "")] == 1

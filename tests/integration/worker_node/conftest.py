@@ -26,6 +26,8 @@ from p2p.adapters.publish import Base, Encoder
 from p2p.adapters.tls import self_signed, server_context
 from p2p.domain import lineage
 from p2p.domain.batches import text_hash
+from p2p.domain.control_board import Ask, Page, page_to_bytes
+from p2p.domain.control_messages import PEERS, Neighbour, PeersReply, PeersRequest
 from p2p.domain.hops import Hop, hops_of
 from p2p.domain.manifest import Manifest
 from p2p.domain.signing import sign_batch, sign_hop, sign_manifest
@@ -75,8 +77,8 @@ class SmallCoordinator:
         self.accepted: dict[tuple[str, int], tuple[wire.CompletionHead, dict[str, np.ndarray], dict[str, str]]] = {}
         self.left: list[str] = []
         self.cancel: tuple[wire.CancelOrder, ...] = ()
-        self.sources: tuple[wire.Source, ...] = ()
         self.expected_canary: Callable[[Manifest], tuple[float, ...]] = lambda m: scripted_canary(m.digest, len(m.canary_ids) - 1)
+        self.peers: tuple[Neighbour, ...] | None = None  # None: it does not answer such questions
         self.before: Callable[[str, web.Request], None] = lambda route, request: None  # may raise Refused
         self.sign_replies = True
         self.statement_for: str | None = None
@@ -90,6 +92,7 @@ class SmallCoordinator:
         app.router.add_get("/worker/v1/identity", self.identity)
         for name in ("join", "heartbeat", "lease", "submit", "confirm", "account", "leave"):
             app.router.add_post(f"/worker/v1/{name}", self.guarded(name))
+        app.router.add_post("/worker/v1/control/{call}", self.guarded("control"))
         app.router.add_get("/worker/v1/jobs/{job}/manifests/{version}", self.guarded("manifest"))
         app.router.add_get("/worker/v1/jobs/{job}/transfers/{transfer}", self.guarded("batches"))
         app.router.add_get("/worker/v1/pieces/{digest}", self.guarded("piece"))
@@ -180,9 +183,9 @@ class SmallCoordinator:
                 status = 200
             except Refused as refused:
                 answer, status = refused.problem, refused.problem.status
-            if isinstance(answer, bytes):
+            if isinstance(answer, bytes) and route == "piece":
                 return web.Response(body=answer, content_type="application/octet-stream")
-            data = answer.model_dump_json().encode()
+            data = answer if isinstance(answer, bytes) else answer.model_dump_json().encode()
             response = web.Response(body=data, status=status, content_type="application/json")
             if self.sign_replies:
                 response.headers[signing.REPLY_HEADER] = self.key.sign(signing.reply_message(nonce, data)).hex()
@@ -290,13 +293,23 @@ class SmallCoordinator:
             manifest=text,
             signature=sign_manifest(self.key, text),
             hops=tuple(wire.SignedHop(text=hop, signature=sign_hop(self.key, hop)) for hop in hops),
-            sources=self.sources,
         )
 
     async def on_batches(self, request: web.Request, _body: bytes) -> wire.BatchesReply:
         (texts,) = [told for told in self.batches.values() if text_hash(told[0]) == request.match_info["transfer"]]
         told = texts[int(request.query["since"]) :]
         return wire.BatchesReply(batches=tuple(wire.SignedBatch(text=text, signature=sign_batch(self.key, text)) for text in told))
+
+    async def on_control(self, request: web.Request, body: bytes) -> bytes:
+        match request.match_info["call"]:
+            case "request" if self.peers is not None:
+                ask = Ask.from_bytes(body)
+                assert (ask.protocol, PeersRequest.from_bytes(ask.payload).job_id) == (PEERS, "job")
+                return PeersReply(self.peers).to_bytes()
+            case "poll":
+                return page_to_bytes(Page(0, ()))
+            case _:
+                raise Refused(422, "control_refused")
 
     async def on_piece(self, request: web.Request, _body: bytes) -> bytes:
         assert request.query["job"] == "job"

@@ -13,14 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.wire import messages as wire
-from coordinator.wire.signing import public_hex, worker_id
 from p2p.adapters.snapshot_dir import digest_of
-from p2p.domain.tickets import Ticket, sign_ticket
 from worker_node.adapters import identity
 from worker_node.adapters.status_file import Lock, holder, read_status
 from worker_node.app import build, run_worker
-from worker_node.config import EngineSettings, PeerSettings, WorkerSettings
+from worker_node.config import EngineSettings, WorkerSettings
 from worker_node.domain.instructions import Stop
 from worker_node.domain.session import EXIT_ENGINE, EXIT_FENCED, EXIT_OK
 from worker_node.errors import ConfigError
@@ -202,38 +199,6 @@ async def test_a_broken_engine_ends_the_worker_with_its_own_code(
     assert stop.exit_code == EXIT_ENGINE
     assert coordinator.left == [stop.reason]
     assert "scripted fault" in stop.reason
-
-
-async def test_pieces_come_from_a_peer_where_one_holds_them(
-    coordinator: Any, make_model: Callable[[int], Path], tmp_path: Path, until: Until, unused_port: int
-) -> None:
-    """The second worker fetches from the first, by ticket, beside the coordinator; what it holds is bit for bit the same."""
-    await coordinator.start()
-    manifest = coordinator.publish(make_model(0), 0)
-    peer = PeerSettings("127.0.0.1", unused_port, "127.0.0.1")
-    async with running(settings_for(coordinator, tmp_path / "one", peer=peer)):
-        await until(lambda: coordinator.confirms, "the first worker's confirmation")
-        address = coordinator.joins[0].peer
-        assert address is not None
-        assert address.port == unused_port
-        key, _ = identity.load_or_create(tmp_path / "two")
-        ticket = Ticket(
-            id="t1",
-            fetcher=worker_id(public_hex(key)),
-            fetcher_key=public_hex(key),
-            server=worker_id(coordinator.joins[0].public_key),
-            job_id="job",
-            expires_at=int(coordinator.clock()) + 600,
-        )
-        source = wire.Source(worker_id=ticket.server, address=address, ticket=sign_ticket(coordinator.key, ticket))
-        coordinator.sources = (source,)
-        coordinator.confirms.clear()
-        coordinator.check = lambda request, body: None  # two workers share this small coordinator from here on
-        coordinator.before = lambda route, request: None
-        async with running(settings_for(coordinator, tmp_path / "two")):
-            await until(lambda: coordinator.confirms, "the second worker's confirmation")
-    assert coordinator.confirms[0].digest == manifest.digest
-    assert coordinator.confirms[0].fetched_from_peers_bytes > 0
 
 
 async def test_the_torch_engine_serves_published_bits(coordinator: Any, tmp_path: Path, until: Until) -> None:

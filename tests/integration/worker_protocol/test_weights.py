@@ -1,4 +1,4 @@
-"""Manifests and pieces: who may have them, where else they are, and heartbeats that announce them."""
+"""Manifests and pieces: who may have them, and heartbeats that announce them."""
 
 from __future__ import annotations
 
@@ -15,27 +15,8 @@ from coordinator.wire.messages import BatchesReply, ManifestReply
 from coordinator.wire.signing import public_hex
 from p2p.domain.batches import Batch, text_hash
 from p2p.domain.hops import Hop
-from p2p.domain.manifest import Edge, Manifest, Piece
+from p2p.domain.manifest import Edge, Piece
 from p2p.domain.signing import check_batch, sign_batch
-from p2p.domain.tickets import read_ticket
-
-PEER = {"host": "127.0.0.1", "port": 4000, "certificate_sha256": "c" * 64}
-
-
-async def test_a_manifest_names_peers_that_hold_the_version_with_tickets(coordinator: Any, stranger: Any, rows: Any) -> None:
-    holder, asker, unheld = stranger("holder"), stranger("asker"), stranger("unheld")
-    await holder.join(peer=PEER)
-    await holder.confirm(0)
-    await unheld.join(peer=PEER | {"port": 4001})
-    await asker.join()
-    reply: ManifestReply = (await asker.fetch(f"jobs/job-1/manifests/0?digest={rows.digest(0)}")).read(ManifestReply)
-    assert Manifest.from_json(reply.manifest).version == 0
-    assert [s.worker_id for s in reply.sources] == [holder.id]
-    key = public_hex(coordinator.key)
-    ticket = read_ticket(reply.sources[0].ticket, public_key=key, server=holder.id, now=coordinator.clock.now())
-    assert (ticket.fetcher, ticket.fetcher_key, ticket.job_id) == (asker.id, public_hex(asker.key), "job-1")
-    own: ManifestReply = (await holder.fetch(f"jobs/job-1/manifests/0?digest={rows.digest(0)}")).read(ManifestReply)
-    assert own.sources == (), "nobody fetches from itself"
 
 
 async def test_a_version_of_another_digest_or_state_is_not_served(coordinator: Any, stranger: Any, rows: Any) -> None:

@@ -95,9 +95,28 @@ def test_churn_is_told_and_bytes_are_compared_with_full_snapshots() -> None:
     assert "2 versions behind" in words
 
 
+def test_the_time_to_the_last_worker_is_split() -> None:
+    """Medians over the versions, and a line of the summary."""
+    points = {"encode_s": [0.5, 0.1, 0.2], "first_piece_s": [0.1], "transfer_s": [9.0, 3.0, 2.0], "apply_s": [0.3, 0.4, 0.5]}
+    points["to_last_worker_s"] = [10.0, 3.5, 2.75]
+    series = {f"publish/{name}": list(enumerate(values)) for name, values in points.items()}
+    built = report.build(told(series={**told().series, **series}))
+    assert built["publish_median"] == {
+        "encode_s": 0.2,
+        "first_piece_s": 0.1,
+        "transfer_s": 3.0,
+        "apply_s": 0.4,
+        "to_last_worker_s": 3.5,
+    }
+    words = "\n".join(summary(built))
+    assert "reached its last worker 3.50 s after publication (medians: encoding 0.20 s" in words
+    assert "slowest transfer 3.00 s, apply 0.40 s" in words
+
+
 def test_nothing_measured_is_null() -> None:
     """No step, no figure: null, not zero."""
     built = report.build(told(series={}))
+    assert built["publish_median"]["transfer_s"] is None
     assert built["reward_last10"] is None
     assert built["learner_utilisation"] is None
     assert built["greedy_before"] is None

@@ -1,4 +1,4 @@
-"""Frames of the bulk plane against PROTOCOL.md section 7, and against strangers."""
+"""Frames of the bulk plane against PROTOCOL.md section 6, and against strangers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A second decoder of delta records, written from PROTOCOL.md section 3 in plain Python: both must read the same bits."""
+"""A second decoder of delta records, written from PROTOCOL.md section 5 in plain Python: both must read the same bits."""
 
 from __future__ import annotations
 

@@ -305,3 +305,15 @@ def test_a_page_comes_back() -> None:
 def test_bodies_that_are_refused(read: Any, body: object, why: str) -> None:
     with pytest.raises(ControlRefused, match=why):
         read(json.dumps(body).encode())
+
+
+def test_a_cleared_topic_is_empty_and_numbers_go_on() -> None:
+    """A reader that polled before misses nothing that is put afterwards."""
+    board = Board()
+    board.put("t", A, "", b"1")
+    board.put("u", A, "", b"2")
+    after = board.page(ALL, 0).after
+    board.clear("t")
+    assert [posted.payload for posted in board.page(ALL, 0).values] == [b"2"]
+    board.put("t", A, "", b"3")
+    assert [posted.payload for posted in board.page(ALL, after).values] == [b"3"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from p2p.domain.addresses import may_dial
 from p2p.domain.bucket import TokenBucket
 from p2p.domain.signing import check_manifest, sign_manifest
-from p2p.domain.tickets import Ticket, check_proof, peek_ticket, prove, read_ticket, sign_ticket
+from p2p.domain.tickets import Ticket, peek_ticket, read_ticket, sign_ticket
 from p2p.errors import ManifestError, TicketError
 
 COORDINATOR = Ed25519PrivateKey.from_private_bytes(b"\x01" * 32)
@@ -87,21 +87,6 @@ def test_fields_of_a_ticket_are_checked_even_if_signed(changes: dict[str, object
     text = sign_ticket(COORDINATOR, replace(TICKET, **changes))
     with pytest.raises(TicketError, match="refused"):
         read_ticket(text, public_key=public(COORDINATOR), server="w-b", now=0)
-
-
-def test_a_proof_holds_for_one_ticket_path_and_time() -> None:
-    proof = prove(FETCHER, TEXT, "/pieces/job/1", 500)
-    check_proof(TICKET, TEXT, "/pieces/job/1", time=500, proof=proof, now=620)
-    with pytest.raises(TicketError, match="off this peer's clock"):
-        check_proof(TICKET, TEXT, "/pieces/job/1", time=500, proof=proof, now=621)
-    for path, time, text, key in [
-        ("/pieces/job/2", 500, TEXT, FETCHER),
-        ("/pieces/job/1", 501, TEXT, FETCHER),
-        ("/pieces/job/1", 500, TEXT + "x", FETCHER),
-        ("/pieces/job/1", 500, TEXT, OTHER),
-    ]:
-        with pytest.raises(TicketError, match="not the signature of w-a"):
-            check_proof(TICKET, TEXT, "/pieces/job/1", time=500, proof=prove(key, text, path, time), now=500)
 
 
 @pytest.mark.parametrize("host", ["8.8.8.8", "2606:4700:4700::1111"])

@@ -100,11 +100,21 @@ def test_engine_options_are_checked(options: dict[str, Any], words: str) -> None
         config.engine_settings(**options)
 
 
-@pytest.mark.parametrize(("host", "port", "words"), [("example.org", 0, "--peer-host"), ("127.0.0.1", 80, "--peer-port")])
-def test_peer_options_are_checked(host: str, port: int, words: str) -> None:
-    """Only literals and unprivileged ports can be advertised."""
+@pytest.mark.parametrize(
+    ("host", "port", "control_port", "words"),
+    [
+        ("example.org", 0, 0, "--peer-host"),
+        ("127.0.0.1", 80, 0, "--peer-port"),
+        ("127.0.0.1", 2000, 80, "--control-port"),
+        ("127.0.0.1", 0, 2000, "needs --peer-port"),
+        ("127.0.0.1", 2000, 2000, "is --peer-port too"),
+    ],
+)
+def test_peer_options_are_checked(host: str, port: int, control_port: int, words: str) -> None:
+    """Only literals and unprivileged ports can be advertised, and two of them."""
     with pytest.raises(ConfigError, match=words):
-        config.peer_settings(host, port)
+        config.peer_settings(host, port, control_port)
+    assert config.peer_settings("127.0.0.1", 2000, 2001).control_port == 2001
 
 
 def test_peers_are_served_where_they_can_reach() -> None:

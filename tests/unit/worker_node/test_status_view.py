@@ -42,6 +42,14 @@ def test_what_is_not_known_is_not_a_figure() -> None:
     assert "weights     none loaded; newest none offered now" in shown()
 
 
+def test_the_way_of_control_messages_is_told() -> None:
+    """And what neighbours say, if they say anything."""
+    assert not [line for line in shown() if line.startswith("control")]
+    assert "control     libp2p" in shown(control="libp2p")
+    words = "1 of 2 neighbours hold what is known of the newest transfer"
+    assert f"control     https (--no-libp2p); {words}" in shown(control="https (--no-libp2p)", neighbours=words)
+
+
 @pytest.mark.parametrize(
     ("state", "reason", "words"),
     [

@@ -365,15 +365,15 @@ def test_a_full_disk_halts_the_transfer_until_the_owner_resumes_it(tmp_path: Pat
     data = make_pieces(6, 50_000)
     seeder, peer = Node(tmp_path, "seeder", is_seeder=True), Node(tmp_path, "w-a")
     put_all(seeder.store, data)
-    put = peer.store.put
+    keep = peer.store.keep
     full = [True]
 
     def refusing(piece: object, content: object) -> None:
         if full[0]:
             raise OSError(28, "No space left on device")
-        put(piece, content)  # type: ignore[arg-type]
+        keep(piece, content)  # type: ignore[arg-type]
 
-    peer.store.put = refusing  # type: ignore[method-assign]
+    peer.store.keep = refusing  # type: ignore[method-assign]
     with running(seeder, peer):
         peer.dial(seeder)
         opened(peer, "seeder")

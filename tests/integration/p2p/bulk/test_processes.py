@@ -208,7 +208,7 @@ def test_a_seeder_killed_after_a_third_returns_and_all_complete(tmp_path: Path) 
         for peer in peers:
             peer.wait_for(lambda one: isinstance(one, PeerClosed) and one.peer == "seeder")
             assert not holds_all(peer.store, data)
-        again = seeder(tmp_path, port=address.port, returns=True)
+        again = seeder(tmp_path, port=address.port, returns=True, up=1e6)
         with processes(again):
             again.address()
             publish(again, batches)
