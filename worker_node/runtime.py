@@ -17,6 +17,7 @@ import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.wire import messages as wire
+from p2p.codec.delta import warm_up
 from p2p.domain.control_messages import Neighbour
 from p2p.errors import SwarmError
 from worker_node.adapters.bench import decode_rate
@@ -39,6 +40,7 @@ from worker_node.wiring import beat_message, confirm_message, frame_of, granted,
 
 ACCOUNT_EVERY_S = 30.0
 STATUS_EVERY_S = 1.0
+DELTAS = ("BF16",)  # what deltas are made of: the loops that apply them are compiled before the first one comes
 _BENCH_SLOTS = 8
 
 
@@ -120,6 +122,7 @@ class Runtime:
                 peer = peer.model_copy(update={"control_port": self._line.port})
             self._join = join_request(self._settings, self._books.public_key, engine, peer)
             self._books.engine = f"{engine.kind} ({engine.version}) on {engine.device}, {engine.dtype}"
+            self._spawn(asyncio.to_thread(warm_up, DELTAS))
             self._spawn(self._poll_account())
             self._spawn(self._neighbourhood.run())
             self._spawn(self._line.run())

@@ -9,17 +9,21 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from p2p.adapters.publish import Base, Encoder
+from p2p.codec.delta import warm_up
 from p2p.domain.manifest import Manifest
 from p2p.errors import SwarmError
 
 BATCH_MARK = b"batch "
+WEIGHTS = ("BF16",)  # what learners publish: compiled before the first delta is due
 
 
 def main() -> None:
     """Answer until the input ends."""
+    Thread(target=warm_up, args=(WEIGHTS,), daemon=True).start()
     encoders: dict[str, Encoder] = {}
     for line in sys.stdin:
         request = json.loads(line)
@@ -60,7 +64,9 @@ def _add_edges(encoder: Encoder, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _base(fields: dict[str, Any]) -> Base:
-    return Base(fields["version"], fields["digest"], Path(fields["directory"]), fields["expected_bytes"])
+    return Base(
+        fields["version"], fields["digest"], Path(fields["directory"]), fields["expected_bytes"], fields["link_bytes_per_s"]
+    )
 
 
 def _tell(batch: str) -> None:

@@ -74,12 +74,12 @@ def edge_row(signed: SignedHop) -> EdgeRow:
     )
 
 
-async def base_for(reader: Reader, job_id: str, version: int) -> BaseSnapshot | None:
-    """What to encode a version against: the publication before it whose bits are still on disk."""
+async def base_for(reader: Reader, job_id: str, version: int, *, link: float) -> BaseSnapshot | None:
+    """What to encode a version against: the publication before it whose bits are still on disk. `link`: bytes a second."""
     known = await read_lineage(reader, job_id)
     for publication in reversed(known.publications):
         if publication.version < version and Path(publication.directory).is_dir():
-            return _base(publication, known)
+            return _base(publication, known, link)
     return None
 
 
@@ -101,7 +101,8 @@ async def _extend_once(deps: Deps, publisher: Publisher, job: Job, version: int)
     if newest is None or newest.version != version or newest.state is not PublicationState.PUBLISHED:
         return False
     due = lineage.due(known.order, known.ways, parameters=_parameters(newest))
-    bases = [_base(p, known) for p in known.publications if p.digest in due.bases and Path(p.directory).is_dir()]
+    link = deps.presence.mean_uplink()
+    bases = [_base(p, known, link) for p in known.publications if p.digest in due.bases and Path(p.directory).is_dir()]
     if not bases and not due.keyframe:
         return False
     try:
@@ -171,8 +172,8 @@ def _parameters(publication: Publication) -> int:
     return Manifest.from_json(publication.manifest).elements
 
 
-def _base(publication: Publication, known: Lineage) -> BaseSnapshot:
+def _base(publication: Publication, known: Lineage, link: float) -> BaseSnapshot:
     """With what its delta may take: about what the newest delta did."""
     deltas = [row for row in known.edges if row.base_digest is not None]
     expected = max(deltas, key=lambda row: row.version).nbytes if deltas else 0
-    return BaseSnapshot(publication.version, publication.digest, publication.directory, expected)
+    return BaseSnapshot(publication.version, publication.digest, publication.directory, expected, link)

@@ -67,12 +67,16 @@ class SignedManifest:
 
 @dataclass(frozen=True, slots=True)
 class BaseSnapshot:
-    """A version to encode against. `expected_bytes` is what the delta may take; 0: not known."""
+    """A version to encode against. `expected_bytes` is what the delta may take; 0: not known.
+
+    `link_bytes_per_s`: how fast a delta spreads, as far as known.
+    """
 
     version: int
     digest: str
     directory: str
     expected_bytes: int = 0
+    link_bytes_per_s: float = 12.5e6
 
 
 class Publisher(Protocol):

@@ -59,7 +59,7 @@ async def announce(deps: Deps, publisher: Publisher, job: Job, shot: Snapshotted
     """Encode and publish; an identical digest that is known already changes nothing, nor does a job that has ended."""
     async with deps.pieces:
         try:
-            base = await deps.store.read(lambda r: base_for(r, job.id, shot.version))
+            base = await deps.store.read(lambda r: base_for(r, job.id, shot.version, link=deps.presence.mean_uplink()))
             signed = await publisher.publish(
                 Path(shot.directory), job_id=job.id, version=shot.version, canary_ids=canary_ids, base=base
             )

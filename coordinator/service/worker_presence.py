@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+UPLINK_GUESS = 12.5e6  # bytes a second
+
 
 @dataclass(frozen=True, slots=True)
 class Heard:
@@ -91,6 +93,11 @@ class Presence:
     def edges_in_use(self, job_id: str, *, since: float) -> frozenset[str]:
         """Ids of the edges by which some worker fetches, with a sign of it after `since`."""
         return frozenset(edge for one in self._fetching.values() if one.job_id == job_id and one.at > since for edge in one.edges)
+
+    def mean_uplink(self) -> float:
+        """Of the workers that measured theirs, bytes a second: about the rate at which a version spreads. UPLINK_GUESS if none did."""
+        known = [one.uplink for one in self._heard.values() if one.uplink > 0]
+        return sum(known) / len(known) if known else UPLINK_GUESS
 
     def all(self) -> Iterable[Heard]:
         """Every present worker."""

@@ -7,6 +7,7 @@ training goes on meanwhile. Pieces are told batch by batch while later shards ar
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +15,11 @@ from pathlib import Path
 
 from p2p.adapters.piece_store import PieceStore
 from p2p.adapters.snapshot_dir import Snapshot, open_snapshot
+from p2p.adapters.threads import encode_threads
 from p2p.codec import pieces
+from p2p.codec.delta import Delta
 from p2p.codec.encodings import ENCODINGS, Encoding
+from p2p.codec.layout import Base as BaseBits
 from p2p.codec.layout import Bytes, Chunk, Shard, gather, shards, view
 from p2p.domain.batches import text_hash
 from p2p.domain.batching import batches
@@ -26,18 +30,23 @@ from p2p.errors import SnapshotError, SwarmError
 
 LEAST_PIECE, MOST_PIECE = 64 << 10, 1 << 20
 PIECES_AN_EDGE = 400
+THREADS = min(8, max(1, (os.cpu_count() or 1) // 2))
 
 OnBatch = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A version to encode against, whole in `directory`. `expected_bytes` is what the delta may take; 0: not known."""
+    """A version to encode against, whole in `directory`. `expected_bytes` is what the delta may take; 0: not known.
+
+    `link_bytes_per_s`: how fast a delta spreads; a slow link is worth the work of a smaller one.
+    """
 
     version: int
     digest: str
     directory: Path
     expected_bytes: int = 0
+    link_bytes_per_s: float = 12.5e6
 
 
 class Encoder:
@@ -131,7 +140,7 @@ class Encoder:
     ) -> Edge:
         stream = ((shard, gather(shard, target.snapshot.read)) for shard in shards(target.snapshot.tensors))
         read = None if found is None else _reader(found)
-        chunks = self._encodings[encoding].encode(stream, read)
+        chunks = self._chunks(encoding, stream, base, read)
         base_version, base_digest = (None, None) if base is None else (base.version, base.digest)
         made = (self._keep([data])[0] for data in cut(chunks, piece_bytes(expected)))
         row: list[Piece] = []
@@ -142,6 +151,15 @@ class Encoder:
             row += batch.pieces
             on_batch(text)
         return Edge(encoding, base_version, base_digest, tuple(row), transfer)
+
+    def _chunks(
+        self, encoding: str, stream: Iterator[tuple[Shard, Bytes]], base: Base | None, read: BaseBits | None
+    ) -> Iterator[Chunk]:
+        """The edge's bytes. The learner trains meanwhile: half of the cores are left to it."""
+        if encoding != DELTA or base is None or read is None or self._encodings is not ENCODINGS:
+            return self._encodings[encoding].encode(stream, read)
+        effort = Delta("auto", link_bytes_per_s=base.link_bytes_per_s, cores=THREADS)
+        return encode_threads(stream, read, effort=effort, threads=THREADS)
 
     def _keep(self, parts: Iterable[bytes]) -> tuple[Piece, ...]:
         named = []
