@@ -197,7 +197,9 @@ class Catalogue:
         chain = Chain(transfer_id, self._hub.settings.coordinator_public_key)
         chain.accept(text, signature)
         assert chain.first is not None
-        is_wanted = chain.first.job_id == link.job_id and self._hub.settings.wants(chain.first)
+        if chain.first.job_id != link.job_id:
+            raise FrameRefused(f"a batch of job {chain.first.job_id} came on a connection for job {link.job_id}")
+        is_wanted = self._hub.settings.wants(chain.first)
         with self._hub.lock:
             if not is_wanted:
                 self._asking.pop(transfer_id, None)

@@ -121,7 +121,7 @@ class BulkNode:
             down=settings.down,
             cap_bytes=settings.cap_bytes,
             counter=settings.counter,
-            unix=settings.unix,
+            unix=settings.calendar,
         )
         self._hub = Hub(settings, throttle, self._clerk.emit, make_policy or self._swarm)
         self._exchange = Exchange(self._hub, store, self._clerk)

@@ -22,6 +22,7 @@ import json
 import queue
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TextIO
@@ -149,7 +150,8 @@ class Seeder:
             self._write({"event": type(event).__name__, **asdict(event)})
 
     def _write(self, document: dict[str, Any]) -> None:
-        with self._lock:
+        """Say it, if the coordinator still listens: its end closes stdin too, which ends this process."""
+        with self._lock, suppress(BrokenPipeError):
             self._out.write(json.dumps(document) + "\n")
             self._out.flush()
 

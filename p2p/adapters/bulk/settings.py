@@ -55,5 +55,6 @@ class BulkSettings:
     congestion: str | None = None  # TCP's algorithm; None keeps the system's
     counter: Path | None = None  # the file that keeps this month's bytes
     limits: BulkLimits = field(default_factory=BulkLimits)
-    unix: Callable[[], float] = time.time
+    unix: Callable[[], float] = time.time  # what tickets are judged by
+    calendar: Callable[[], float] = time.time  # what the month's bytes are counted by: the owner's clock, whatever the coordinator's says
     wants: Callable[[Batch], bool] = lambda _first: True  # whether to take part in a transfer, by its first batch; must be quick
