@@ -1,6 +1,6 @@
 """What the learner's utilisation and the discards will be, and what one more worker, S or Mbit/s would buy.
 
-Short rehearsals of the job answer, inside the warning line and outside. About 12,000 completions each: a twentieth of a second
+Short rehearsals of the job answer, inside the warning line and outside. At least 240 steps each: a twentieth to a quarter of a second
 of one core, so callers with an event loop use a thread. Errors of the estimate: see docs/capacity.md.
 """
 
@@ -16,7 +16,7 @@ from coordinator.domain.rehearsal import Player, Rehearsal, Rehearsed, rehearse
 from p2p.domain.fluid import fluid_bound
 
 COMPLETIONS = 12_000  # wanted in one forecast
-FEWEST_STEPS, MOST_STEPS = 120, 400  # steps and deliveries vary as well
+FEWEST_STEPS, MOST_STEPS = 240, 400  # steps and deliveries vary as well
 CEILING = 8  # times as many as planned: then the rehearsal is given up (a fleet whose work is almost all thrown away)
 NOISE = 0.01  # gains below it are not told from chance
 BYTES_PER_MBIT = 125_000.0

@@ -140,8 +140,8 @@ class TestForecast:
         made = rehearsal_of(told, 1, steps=100)
         assert (made.warm_up, made.steps) == (18, 118)
         assert made.most_completions == CEILING * 118 * 32
-        counted = [sum(forecast(told, completions=count).staleness.values()) for count in (1, 32 * 150, 10**9)]
-        assert counted == [8 * 120, 8 * 150, 8 * 400]
+        counted = [sum(forecast(told, completions=count).staleness.values()) for count in (1, 32 * 300, 10**9)]
+        assert counted == [8 * 240, 8 * 300, 8 * 400]
 
 
 class TestGains:
