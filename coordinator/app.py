@@ -187,7 +187,7 @@ class _Swarm:
 
 
 def _control_net(settings: Settings, deps: Deps) -> ControlNet | None:
-    if not settings.libp2p:
+    if not settings.libp2p or settings.told_host is None:
         return None
     beside = 0 if settings.port == 0 else max(settings.port + 2, LEAST_PORT)
     host = _literal(settings.host)
@@ -210,6 +210,7 @@ def _seeder_settings(settings: Settings, deps: Deps) -> SeederSettings:
         key_file=settings.home / "seeder.key",
         coordinator_public_key=public_hex(deps.key),
         host=_literal(settings.host),
+        told_host=None if settings.told_host is None else _literal(settings.told_host),
         port=beside if settings.seeder_port is None else settings.seeder_port,
         up=settings.seeder_up_mbit * 125_000 or None,
     )
@@ -260,8 +261,9 @@ async def _start_loops(settings: Settings, deps: Deps, swarm: _Swarm, stack: con
         ("tidy", lambda: keep_tidy(deps, publisher, remove_scratch)),
     ]
     if net is not None:
+        told_host = _literal(settings.told_host or settings.host)
         stack.push_async_callback(net.close)
-        loops += [("control", lambda: keep_control(net, deps.control)), ("members", lambda: keep_members(deps, net))]
+        loops += [("control", lambda: keep_control(net, deps.control, told_host)), ("members", lambda: keep_members(deps, net))]
     for name, loop in loops:
         task = asyncio.create_task(_essential(name, loop), name=name)
         stack.push_async_callback(_end, task)

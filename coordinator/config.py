@@ -29,6 +29,9 @@ class Settings(BaseSettings):
     heartbeat_s: float = Field(10.0, gt=0, le=300)
     restart_grace_s: float = Field(60.0, ge=0, le=3600)
     peer_networks: tuple[str, ...] = Field((), description="private networks (CIDR) that workers may dial peers in")
+    public_host: str | None = Field(
+        None, description="address literal under which workers reach seeder and control port; unset: host, or where they reach us"
+    )
     seeder_port: int | None = Field(
         None, ge=0, le=65535, description="where weights are served to workers; unset: port + 1; 0: a free one"
     )
@@ -52,6 +55,21 @@ class Settings(BaseSettings):
         for network in networks:
             ipaddress.ip_network(network)
         return networks
+
+    @field_validator("public_host")
+    @classmethod
+    def _literal(cls, host: str | None) -> str | None:
+        if host is not None:
+            ipaddress.ip_address(host)
+        return host
+
+    @property
+    def told_host(self) -> str | None:
+        """Where workers are told to find seeder and control port; None: nowhere, since behind a proxy nobody reaches a loopback."""
+        is_loopback = self.host in ("127.0.0.1", "::1", "localhost")
+        if self.public_host is None and self.behind_proxy and is_loopback:
+            return None
+        return self.public_host or self.host
 
     @property
     def home(self) -> Path:

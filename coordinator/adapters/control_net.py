@@ -29,14 +29,14 @@ def control_net(key: Ed25519PrivateKey, listen: tuple[str, int], *, networks: tu
     return ControlNet(config)
 
 
-async def keep_control(net: ControlNet, use: ControlUse) -> None:
-    """Start the node, and note where it listens as long as it lives; it starts again by itself when its thread dies."""
+async def keep_control(net: ControlNet, use: ControlUse, told_host: str) -> None:
+    """Start the node, and note where it is to be found as long as it lives; it starts again by itself when its thread dies."""
     try:
         await net.start()
     except ControlError as error:
         log.warning("libp2p_does_not_start", reason=str(error), then="control messages go over HTTPS")
     while True:
-        place = _place(net)
+        place = _place(net, told_host)
         if place != use.place:
             log.info(
                 "control_listens" if place else "control_is_down", place=None if place is None else f"{place.host}:{place.port}"
@@ -45,8 +45,7 @@ async def keep_control(net: ControlNet, use: ControlUse) -> None:
         await asyncio.sleep(LOOK_S)
 
 
-def _place(net: ControlNet) -> ControlPlace | None:
+def _place(net: ControlNet, told_host: str) -> ControlPlace | None:
     if not net.is_alive or not net.addresses:
         return None
-    host, port = net.addresses[0]
-    return ControlPlace(host=host, port=port)
+    return ControlPlace(host=told_host, port=net.addresses[0][1])

@@ -39,6 +39,7 @@ class SeederSettings:
     allowed_networks: tuple[str, ...] = ()
     up: float | None = None
     congestion: str | None = None
+    told_host: str | None = ""  # where workers are told to find it; "": host; None: nowhere
 
 
 @dataclass(slots=True)
@@ -181,12 +182,16 @@ class SeederProcess:
         if stdin is not None and not stdin.is_closing():
             stdin.write(json.dumps(command).encode() + b"\n")
 
+    def _place_told(self, place: dict[str, Any]) -> PeerAddress | None:
+        host = self._settings.told_host
+        return None if host is None else PeerAddress.model_validate({**place, "host": host or place["host"]})
+
     def _hear(self, said: dict[str, Any]) -> None:
         match said:
             case {"listening": place}:
-                self._address = PeerAddress.model_validate(place)
-                self._port = self._address.port
-                log.info("seeder_listens", host=self._address.host, port=self._address.port)
+                self._port = place["port"]
+                self._address = self._place_told(place)
+                log.info("seeder_listens", host=place["host"], port=self._port, told=self._address and self._address.host)
             case {"state": state}:
                 self.state = state
             case {"first_sent": transfer, "at": at}:

@@ -25,6 +25,8 @@ from worker_node.config import PeerSettings
 log = structlog.get_logger("control")
 NEIGHBOURS = 4  # besides the coordinator: gossip finds its way without it
 
+_Told = tuple[ControlPlace, frozenset[str]]  # where the coordinator listens, and the private networks that may be dialled
+
 
 class ControlLine:
     """`control` is usable at once; `run` brings libp2p in when it can be had."""
@@ -51,8 +53,7 @@ class ControlLine:
         self.control = FallbackControl(
             self._net, HttpsControl(post, coordinator=self._coordinator_key), is_proof=self._comes_both_ways
         )
-        self._place: ControlPlace | None = None
-        self._networks: frozenset[str] = frozenset()
+        self._told: _Told | None = None  # what is tried, or holds
         self._is_started = False
         self._news = asyncio.Event()
 
@@ -65,8 +66,8 @@ class ControlLine:
 
     def told(self, place: ControlPlace | None, networks: Collection[str]) -> None:
         """Where the coordinator listens, and the private networks that may be dialled. One that has gone may come back: nothing is undone."""
-        if place is not None and not self._why and (place, frozenset(networks)) != (self._place, self._networks):
-            self._place, self._networks = place, frozenset(networks)
+        if place is not None and not self._why and (place, frozenset(networks)) != self._told:
+            self._told = (place, frozenset(networks))
             self._news.set()
 
     def meet(self, neighbours: Iterable[Neighbour]) -> None:
@@ -86,16 +87,20 @@ class ControlLine:
         while True:
             await self._news.wait()
             self._news.clear()
-            assert self._place is not None
-            try:
-                await self._follow(self._place, self._networks)
-            except OSError as error:
-                log.info("the coordinator's name is not resolved", reason=str(error))
-                self._place = None  # the next beat says it again
+            if self._told is not None:
+                await self._try(self._told)
 
     async def close(self) -> None:
         """End both ways."""
         await self.control.close()
+
+    async def _try(self, told: _Told) -> None:
+        try:
+            await self._follow(*told)
+        except OSError as error:
+            log.info("the coordinator's name is not resolved", reason=str(error))
+            if self._told is told:  # else another place was told meanwhile, and is tried next
+                self._told = None  # the next beat says it again
 
     async def _follow(self, place: ControlPlace, networks: frozenset[str]) -> None:
         family = FAMILIES.get(place.host)

@@ -20,7 +20,7 @@ EVERY_S, RARELY_S = 5.0, 30.0  # doubled from the one to the other while the ans
 ANSWER_S = 10.0
 FAMILIES = {"0.0.0.0": socket.AF_INET, "::": socket.AF_UNSPEC}  # noqa: S104 (compared, never bound): a seeder on all addresses of its host
 
-_Places = tuple[tuple[str, str, int, str], ...]  # of the peers to dial: id, host, port, certificate
+_Places = frozenset[tuple[str, str, int, str]]  # of the peers to dial: id, host, port, certificate; they are named in any order
 
 
 class Neighbourhood:
@@ -56,12 +56,16 @@ class Neighbourhood:
         pause_s, before = EVERY_S, None
         while True:
             self._news.clear()
-            found = None if self._job_id is None else await self._meet(self._job_id)
+            found = self._meet_nobody() if self._job_id is None else await self._meet(self._job_id)
             pause_s = min(2 * pause_s, RARELY_S) if found is not None and found == before else EVERY_S
             before = found
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._news.wait()
+
+    def _meet_nobody(self) -> None:
+        self._peers.meet_nobody()
+        self._met(())
 
     async def _meet(self, job_id: str) -> _Places | None:
         """Whom the coordinator named; None when it could not be asked."""
@@ -75,7 +79,7 @@ class Neighbourhood:
         found = [(peer, place) for peer in reply.peers if (place := await self._place_of(peer)) is not None]
         self._peers.meet(job_id, found)
         self._met(reply.peers)
-        return tuple((peer.worker_id, *place, peer.certificate_sha256) for peer, place in found)
+        return frozenset((peer.worker_id, *place, peer.certificate_sha256) for peer, place in found)
 
     async def _place_of(self, peer: Neighbour) -> tuple[str, int] | None:
         """Where to dial a peer; None if it may not be dialled."""

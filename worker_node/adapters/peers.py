@@ -32,6 +32,7 @@ from worker_node.errors import ConfigError
 
 log = structlog.get_logger("peers")
 SEEDER = "seeder"
+GONE = 1024  # transfers that were let go and are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +149,11 @@ class Peers:
         for transfer in transfers:
             self._node.found(transfer, digest)
 
+    def forget(self, transfers: Iterable[str]) -> None:
+        """Take part in these no more, complete or not, until they are brought again."""
+        for transfer in transfers:
+            self._forget(transfer)
+
     def abandon(self, transfers: Iterable[str]) -> None:
         """Bring no more of these, unless they are complete already."""
         for transfer in transfers:
@@ -165,6 +171,10 @@ class Peers:
 
     def _forget(self, transfer: str) -> None:
         self._wanted.pop(transfer, None)
+        self._gone.pop(transfer, None)
+        self._gone[transfer] = None
+        if len(self._gone) > GONE:
+            del self._gone[next(iter(self._gone))]
         self._node.retire(transfer)
         self._transfers.pop(transfer, None)
 
@@ -180,6 +190,7 @@ class Peers:
         self._waiting = _Waiting(frozenset(transfers), Patience(now, self._first_wait_s(job_id, now)), on_bytes)
         try:
             for transfer in transfers:
+                self._gone.pop(transfer, None)
                 self._node.want(transfer)
                 self._node.resume(transfer)
             return await self._until_complete(self._waiting)
@@ -231,18 +242,34 @@ class Peers:
             log.debug("batch not taken", reason=str(error))
 
     def meet(self, job_id: str, found: Iterable[tuple[Neighbour, tuple[str, int]]]) -> None:
-        """Dial these, each at its host and port, and no others."""
+        """Dial these, each at its host and port, and no others; a link of the job that carries pieces just now may go on meanwhile."""
         met = {(job_id, peer.worker_id) for peer, (host, port) in found if self._dial(peer, host, port)}
-        for old_job, peer_id in self._dialled - met:
-            self._node.hang_up(peer_id, old_job)
         if self._met is None or self._met[0] != job_id or met - self._dialled:
             self._met = (job_id, time.monotonic())
-        self._dialled = met
+        kept = {place for place in self._busy() & self._dialled if place[0] == job_id}
+        self._dial_no_more(self._dialled - met - kept)
+        self._dialled = met | kept
+
+    def meet_nobody(self) -> None:
+        """There is no job: end what was dialled, and take part in nothing but what is being brought."""
+        self._dial_no_more(self._dialled)
+        self._dialled, self._met = set(), None
+        self.let_go({})
 
     def meet_nobody_new(self, job_id: str) -> None:
         """Nobody could be asked for peers: who is dialled for the job stays so."""
         if self._met is None or self._met[0] != job_id:
             self.meet(job_id, ())
+
+    def _busy(self) -> set[tuple[str, str]]:
+        """Job and peer of the links that carried pieces since this was asked last: whom the coordinator leaves out is not cut off while a transfer runs."""
+        before = self._carried
+        self._carried = {(link.job_id, link.peer): link.bytes_up + link.bytes_down for link in self._node.state().links}
+        return {place for place, count in self._carried.items() if count != before.get(place, 0)}
+
+    def _dial_no_more(self, places: Iterable[tuple[str, str]]) -> None:
+        for job_id, peer_id in places:
+            self._node.stop_dialling(peer_id, job_id)
 
     def _dial(self, peer: Neighbour, host: str, port: int) -> bool:
         try:
@@ -255,7 +282,8 @@ class Peers:
     # --- the node's threads
 
     def _wants(self, first: Batch) -> bool:
-        return first.base_digest in self._held or text_hash(first.to_json()) in self._wanted
+        transfer = text_hash(first.to_json())
+        return transfer in self._wanted or (first.base_digest in self._held and transfer not in self._gone)
 
     def _tell(self, event: NodeEvent) -> None:
         if self._loop is not None:
@@ -266,7 +294,7 @@ class Peers:
 
     def _heard(self, event: NodeEvent) -> None:
         match event:
-            case BatchSeen():
+            case BatchSeen() if event.transfer not in self._gone:  # it may have been on its way when the transfer was let go
                 batch = event.batch
                 known = self._transfers.setdefault(event.transfer, _Transfer(batch.job_id, batch.version))
                 known.pieces |= {piece.digest for piece in batch.pieces}

@@ -85,7 +85,8 @@ class Swarm:
         self._downlink = downlink
         self._doubted: dict[str, None] = {}  # edges and bases of paths that failed, newest last
         self._prefetch = Prefetch(client, self._store, coordinator_key)
-        self._turn = asyncio.Lock()  # one version is brought at a time
+        self._turn = asyncio.Lock()  # one version is brought at a time, and nothing is brought ahead meanwhile
+        self._unfinished: set[str] = set()  # transfers of the newest fetch, unless it led to a version
         self._fetching: asyncio.Task[FetchReport] | None = None
         self._left = 0  # bytes of the running fetch
 
@@ -122,14 +123,24 @@ class Swarm:
 
         Raises SwarmError, OSError; nothing of the version is then stored, and another path is preferred the next time.
         """
+        offer = self._offers.get(version)  # before waiting for the turn: newer offers may displace it meanwhile
+        if offer is None:
+            raise FetchFailed(f"the manifest of {version} is not at hand any more: ask for it again")
         async with self._turn:
-            offer = self._offers[version]
             route = self._route(offer)
             await self._prefetch.stop()
+            self._begin(_transfers(route))
             report = await self._fetch(offer, route, epoch=epoch, on_progress=on_progress)
             begun = time.monotonic()
             await self._apply(version, offer, route)
+            self._unfinished.clear()
             return self._finished(version, route, report, assemble_s=time.monotonic() - begun)
+
+    def _begin(self, transfers: Iterable[str]) -> None:
+        """Let go what an earlier fetch that came to nothing left, but for what this one wants too: else the disk fills."""
+        wanted = set(transfers)
+        self._peers.forget(self._unfinished - wanted)
+        self._unfinished = wanted
 
     async def _fetch(
         self, offer: _Offer, route: tuple[Hop, ...], *, epoch: Callable[[], int], on_progress: Progress
@@ -197,8 +208,10 @@ class Swarm:
     async def prefetch(self, news: Forthcoming, *, epoch: Callable[[], int]) -> None:
         """Begin to bring pieces of a version that is still being encoded, if its base is here and no peer could bring them."""
         base = next((stored for version, stored in self._stored.items() if version.digest == news.base_digest), None)
-        if base is not None and not self._turn.locked() and not self._peers.is_connected(news.job_id):
-            source = CoordinatorPieces(self._client, news.job_id, epoch, self._store, self._downlink)
+        if base is None or self._turn.locked() or self._peers.is_connected(news.job_id):
+            return
+        source = CoordinatorPieces(self._client, news.job_id, epoch, self._store, self._downlink)
+        async with self._turn:  # `start` removes pieces: none that a fetch found here
             await self._prefetch.start(news, source, raw_bytes=base.manifest.nbytes, epoch=epoch)
 
     def _route(self, offer: _Offer) -> tuple[Hop, ...]:

@@ -4,6 +4,7 @@
     address = node.start()                          # listens; the PeerInfo to hand to the coordinator (None: does not listen)
     node.dial(address, ticket)                      # keep a connection to a peer up; again with a new ticket renews it
     node.hang_up(peer_id, job_id)                   # dial it no more, and end the connection
+    node.stop_dialling(peer_id, job_id)             # dial it no more, and end the connection unless the peer dialled it
     node.add_batch(text, signature) -> transfer id  # from the coordinator: a signed batch (see p2p/domain/batches.py)
     node.found(transfer, digest)                    # a piece came into the store another way
     node.resume(transfer)                           # after a final GaveUp, when there is space again
@@ -158,13 +159,18 @@ class BulkNode:
 
     def hang_up(self, peer: str, job_id: str) -> None:
         """Dial the peer no more and end the connection, whoever dialled it. One that is unknown is no error."""
-        with self._lock:
-            dialler = self._diallers.pop((job_id, peer), None)
-        if dialler is not None:
-            dialler.stop()
+        self._end_dialler(peer, job_id)
         with self._hub.lock:
             link = self._hub.links.get((job_id, peer))
             if link is not None:
+                link.close("this end needs the connection no more")
+
+    def stop_dialling(self, peer: str, job_id: str) -> None:
+        """Dial the peer no more and end the connection if this end dialled it. One that is unknown is no error."""
+        self._end_dialler(peer, job_id)
+        with self._hub.lock:
+            link = self._hub.links.get((job_id, peer))
+            if link is not None and link.dialled_here:
                 link.close("this end needs the connection no more")
 
     def add_batch(self, text: str, signature: str) -> str:
@@ -254,6 +260,12 @@ class BulkNode:
         self._loop.close()
         self._clock.keep()
         self._clerk.close()
+
+    def _end_dialler(self, peer: str, job_id: str) -> None:
+        with self._lock:
+            dialler = self._diallers.pop((job_id, peer), None)
+        if dialler is not None:
+            dialler.stop()
 
     def _swarm(self, _first: Batch, uplink: float, now: float) -> Policy:
         settings = self._settings
