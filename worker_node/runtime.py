@@ -122,7 +122,7 @@ class Runtime:
                 peer = peer.model_copy(update={"control_port": self._line.port})
             self._join = join_request(self._settings, self._books.public_key, engine, peer)
             self._books.engine = f"{engine.kind} ({engine.version}) on {engine.device}, {engine.dtype}"
-            self._spawn(asyncio.to_thread(warm_up, DELTAS))
+            self._spawn(self._warm_up())
             self._spawn(self._poll_account())
             self._spawn(self._neighbourhood.run())
             self._spawn(self._line.run())
@@ -268,10 +268,16 @@ class Runtime:
 
     # --- weights
 
+    async def _warm_up(self) -> None:
+        try:
+            await asyncio.to_thread(warm_up, DELTAS)
+        except OSError as error:  # what is compiled cannot be kept: it is compiled when it is needed
+            self._log.warning("the delta loops are not kept", reason=str(error))
+
     async def _fetch_pieces(self, version: Version) -> None:
         try:
             finished = await self._swarm.bring(version, epoch=lambda: self._epoch, on_progress=self._books.fetch_progress)
-        except (SwarmError, CallError, OSError) as error:
+        except (SwarmError, CallError, TrustError, OSError) as error:
             self._log.warning("not fetched", version=str(version), reason=str(error))
             self._push(ev.FetchFailed(version, str(error)))
             return
@@ -285,7 +291,7 @@ class Runtime:
         try:
             await self._swarm.offer(version, epoch=self._epoch)
             left, jump = self._swarm.weigh(version)
-        except (SwarmError, CallError) as error:
+        except (SwarmError, CallError, TrustError, OSError) as error:
             self._log.debug("not weighed", version=str(version), reason=str(error))
             left, jump = 0, 0
         self._push(ev.Weighed(version, left, jump))
@@ -368,6 +374,9 @@ class Runtime:
                 call, error.outcome, error.code, str(error), epoch=epoch, retry_after_s=error.retry_after_s, lease_id=lease_id
             )
             self._push(failed)
+        except OSError as error:
+            self._log.warning("call failed", call=call.value, reason=str(error))
+            self._push(ev.CallFailed(call, ev.Outcome.TRY_AGAIN, "os_error", str(error), epoch=epoch, lease_id=lease_id))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -387,7 +396,7 @@ class Runtime:
             if self._epoch:
                 try:
                     self._books.account = await self._client.account(self._epoch)
-                except (CallError, TrustError) as error:
+                except (CallError, TrustError, OSError) as error:
                     self._log.debug("account not read", reason=str(error))
 
     def _show(self, *, ended: str | None = None) -> None:

@@ -7,11 +7,16 @@ by those that were given them, so half of the wanted number is enough.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
+from heapq import nsmallest
 
 NEIGHBOURS = 16  # more lock up pieces in queues, fewer leave peers stuck among slow ones
+MOST_UPLINK = 1.25e9  # bytes a second, 10 Gbit/s: workers claim their rates, and no claim above this buys a better place
+_SEEDER = "seeder"
+_MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,36 +28,71 @@ class Member:
     is_reachable: bool  # it listens
 
 
-def neighbours(me: str, members: Sequence[Member], *, most: int = NEIGHBOURS) -> list[Member]:
-    """The members that `me` should dial, fastest first: all that listen in a small swarm, else `most`/2 of them.
+class Swarm:
+    """The neighbourhoods of one set of members. `salt` names the job: another job's draws are others."""
 
-    Half of those are drawn from all, half from the faster half, so that nobody sits among slow ones only.
-    """
-    others = sorted((one for one in members if one.worker_id != me and one.is_reachable), key=_fastest_first)
-    if len(others) <= most:
-        return others
-    some = _closest(me, others, most // 4)
-    fast = _closest(me, [one for one in others[: len(others) // 2] if one not in some], most // 2 - len(some))
-    return sorted((*some, *fast), key=_fastest_first)
+    def __init__(self, members: Sequence[Member], *, salt: str = "", most: int = NEIGHBOURS) -> None:
+        self._most = most
+        self._salt = salt
+        self._draws = {one.worker_id: _draw(salt, one.worker_id) for one in members}
+        self._is_small = len(members) <= most
+        self._listening = sorted((one for one in members if one.is_reachable), key=self._fastest_first)
+        self._faster = self._listening[: len(self._listening) // 2]
+        self._fed = self._seeder_feeds(members)
+
+    def neighbours(self, me: str) -> list[Member]:
+        """The members that `me` should dial, fastest first: all that listen in a small swarm, else `most`/2 of them.
+
+        Half of those are drawn from all, half from the faster half, so that nobody sits among slow ones only.
+        """
+        others = [one for one in self._listening if one.worker_id != me]
+        if len(others) <= self._most:
+            return others
+        some = self._closest(me, others, self._most // 4)
+        taken = {me, *(one.worker_id for one in some)}
+        faster = (one for one in self._faster if one.worker_id not in taken)
+        fast = self._closest(me, faster, self._most // 2 - len(some))
+        return sorted((*some, *fast), key=self._fastest_first)
+
+    def takes_from_seeder(self, me: str) -> bool:
+        """Whether the seeder feeds `me`: everyone in a small swarm, `most` of a large one, and whoever has no neighbour at all."""
+        return self._is_small or me in self._fed or all(one.worker_id == me for one in self._listening)
+
+    def _seeder_feeds(self, members: Sequence[Member]) -> frozenset[str]:
+        """Half by hash alone, which no claim changes; half are the fastest of a fixed draw."""
+        drawn = self._closest(_SEEDER, members, 4 * self._most)
+        half = self._most // 2
+        fast = sorted(drawn[half:], key=self._fastest_first)[: self._most - half]
+        return frozenset(one.worker_id for one in (*drawn[:half], *fast))
+
+    def _closest(self, me: str, members: Iterable[Member], count: int) -> list[Member]:
+        """The `count` members with the lowest hash of the pair, lowest first."""
+        mine, draws = _draw(self._salt, me), self._draws
+        return nsmallest(count, members, key=lambda one: _mixed(mine ^ draws[one.worker_id]))
+
+    def _fastest_first(self, member: Member) -> tuple[int, int]:
+        """By power of two of the rate, so that a measurement that changes a little reshuffles nobody."""
+        return -int(min(member.uplink, MOST_UPLINK)).bit_length(), self._draws[member.worker_id]
 
 
-def takes_from_seeder(me: str, members: Sequence[Member], *, most: int = NEIGHBOURS) -> bool:
-    """Whether `me` is one of the `most` that the seeder feeds: in a large swarm the fastest of a fixed draw of 4·`most`."""
-    if len(members) <= most:
-        return True
-    drawn = _closest("seeder", members, 4 * most)
-    return me in {one.worker_id for one in sorted(drawn, key=_fastest_first)[:most]}
+def neighbours(me: str, members: Sequence[Member], *, salt: str = "", most: int = NEIGHBOURS) -> list[Member]:
+    """`Swarm.neighbours` of one member."""
+    return Swarm(members, salt=salt, most=most).neighbours(me)
 
 
-def _fastest_first(member: Member) -> tuple[float, str]:
-    return -member.uplink, member.worker_id
+def takes_from_seeder(me: str, members: Sequence[Member], *, salt: str = "", most: int = NEIGHBOURS) -> bool:
+    """`Swarm.takes_from_seeder` of one member."""
+    return Swarm(members, salt=salt, most=most).takes_from_seeder(me)
 
 
-def _closest(me: str, members: Sequence[Member], count: int) -> list[Member]:
-    """The `count` members with the lowest hash of the pair."""
-    return sorted(members, key=lambda one: _pair_hash(me, one.worker_id))[:count]
+@lru_cache(maxsize=1 << 16)
+def _draw(salt: str, worker_id: str) -> int:
+    """A member's own 64 bits."""
+    return int.from_bytes(blake2b(f"{salt}\n{worker_id}".encode(), digest_size=8).digest())
 
 
-def _pair_hash(one: str, other: str) -> bytes:
-    low, high = sorted((one, other))
-    return blake2b(f"{low}\n{high}".encode(), digest_size=8).digest()
+def _mixed(bits: int) -> int:
+    """The finalizer of splitmix64 (Steele, Lea, Flood 2014): a bijection, so that the hash of a pair is the mixed XOR of two draws."""
+    bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _MASK
+    return bits ^ (bits >> 31)

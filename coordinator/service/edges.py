@@ -5,6 +5,7 @@ The rules are `p2p.domain.lineage`. Level-triggered: what is due and what may go
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,20 +24,21 @@ from p2p.domain.lineage import Way
 from p2p.domain.manifest import Manifest
 
 log = structlog.get_logger()
+GONE = ""  # the directory of a publication whose directory was removed
+KNOWN = (PublicationState.PUBLISHED, PublicationState.RETIRED)  # not rolled back
 ROUNDS = 2  # a cumulative edge that turns out too large asks for a new base in the second one
 
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """A job's publications that were not rolled back, oldest first, and its edges."""
+    """A job's publications that can matter, oldest first, and its edges.
+
+    Those matter that are public, that an edge begins at or leads to, or whose directory was not removed: few, however many retired.
+    """
 
     publications: tuple[Publication, ...]
     edges: tuple[EdgeRow, ...]
-
-    @property
-    def order(self) -> tuple[str, ...]:
-        """Digests by version."""
-        return tuple(publication.digest for publication in self.publications)
+    order: tuple[str, ...]  # digests of all publications that were not rolled back, by version; empty texts for those not read
 
     @property
     def ways(self) -> tuple[Way, ...]:
@@ -45,10 +47,39 @@ class Lineage:
 
 
 async def read_lineage(reader: Reader, job_id: str) -> Lineage:
-    """The rows of now. Retired publications carry no manifest, so that all of them together are small."""
-    states = [PublicationState.PUBLISHED, PublicationState.RETIRED]
-    publications = await reader.select(Publication, job_id=job_id, state=states, order_by="version")
-    return Lineage(tuple(publications), tuple(await reader.select(EdgeRow, job_id=job_id)))
+    """The rows of now."""
+    edges = await reader.select(EdgeRow, job_id=job_id)
+    ends = {row.version for row in edges} | {row.base_version for row in edges if row.base_version is not None}
+    retired = PublicationState.RETIRED
+    found = await reader.select(Publication, job_id=job_id, state=PublicationState.PUBLISHED)
+    found += await reader.select(Publication, job_id=job_id, state=retired, directory__gt=GONE)
+    found += await reader.select(Publication, job_id=job_id, state=retired, directory=GONE, version=sorted(ends))
+    publications = sorted(found, key=lambda publication: (publication.version, publication.digest))
+    order = [""] * await reader.count(Publication, job_id=job_id, state=KNOWN)
+    for place, publication in zip(await _places(reader, publications, len(order)), publications, strict=True):
+        order[place] = publication.digest
+    return Lineage(tuple(publications), tuple(edges), tuple(order))
+
+
+async def _places(reader: Reader, rows: Sequence[Publication], count: int) -> list[int]:
+    """Where each of the rows stands among all `count` that were not rolled back. Rows without one between them need no look."""
+    places = [-1, *(0 for _ in rows), count]  # as if one stood before the first, and one after the last
+    spans = [(0, len(rows) + 1)]
+    while spans:
+        first, last = spans.pop()
+        if places[last] - places[first] == last - first:
+            places[first:last] = range(places[first], places[last])
+        elif last - first > 1:
+            middle = (first + last) // 2
+            row = rows[middle - 1]
+            places[middle] = await reader.count(Publication, job_id=row.job_id, state=KNOWN, version__lt=row.version)
+            spans += [(first, middle), (middle, last)]
+    return places[1:-1]
+
+
+def is_there(publication: Publication) -> bool:
+    """Whether its bits are on disk. Blocks."""
+    return publication.directory != GONE and Path(publication.directory).is_dir()
 
 
 def way_of(row: EdgeRow) -> Way:
@@ -77,10 +108,9 @@ def edge_row(signed: SignedHop) -> EdgeRow:
 async def base_for(reader: Reader, job_id: str, version: int, *, link: float) -> BaseSnapshot | None:
     """What to encode a version against: the publication before it whose bits are still on disk. `link`: bytes a second."""
     known = await read_lineage(reader, job_id)
-    for publication in reversed(known.publications):
-        if publication.version < version and Path(publication.directory).is_dir():
-            return _base(publication, known, link)
-    return None
+    older = [publication for publication in reversed(known.publications) if publication.version < version]
+    base = await asyncio.to_thread(lambda: next(filter(is_there, older), None))
+    return None if base is None else _base(base, known, link)
 
 
 async def extend(deps: Deps, publisher: Publisher, job: Job, version: int) -> None:
@@ -101,8 +131,9 @@ async def _extend_once(deps: Deps, publisher: Publisher, job: Job, version: int)
     if newest is None or newest.version != version or newest.state is not PublicationState.PUBLISHED:
         return False
     due = lineage.due(known.order, known.ways, parameters=_parameters(newest))
-    link = deps.presence.mean_uplink()
-    bases = [_base(p, known, link) for p in known.publications if p.digest in due.bases and Path(p.directory).is_dir()]
+    link = deps.presence.median_uplink()
+    wanted = [publication for publication in known.publications if publication.digest in due.bases]
+    bases = [_base(publication, known, link) for publication in await asyncio.to_thread(lambda: list(filter(is_there, wanted)))]
     if not bases and not due.keyframe:
         return False
     try:
@@ -158,7 +189,7 @@ async def drop_edges_of(tx: Tx, lost: Publication) -> list[EdgeRow]:
 def needed_directories(known: Lineage) -> frozenset[str]:
     """Directories whose bits edges to come are made against."""
     digests = lineage.anchors(known.order, known.ways)
-    return frozenset(publication.directory for publication in known.publications if publication.digest in digests)
+    return frozenset(p.directory for p in known.publications if p.digest in digests and p.directory != GONE)
 
 
 def path_for(known: Sequence[EdgeRow], target: str, *, held: frozenset[str], doubted: frozenset[str]) -> tuple[EdgeRow, ...]:

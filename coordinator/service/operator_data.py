@@ -9,6 +9,7 @@ from typing import Literal
 
 from coordinator.domain.model import CheckpointRow, Group, Job, Metric, Publication, PublicationState, Rollout
 from coordinator.service.deps import Deps
+from coordinator.service.edges import GONE
 from coordinator.service.model_tar import is_model_file
 from coordinator.service.operator_errors import RequestRefused, unknown
 from coordinator.service.operator_figures import figure, finite
@@ -126,7 +127,9 @@ def _no_file(version: int, name: str) -> RequestRefused:
 async def _places(reader: Reader, caller: Caller, job_id: str) -> list[Place]:
     job = await owned(reader, caller, job_id)
     states = [PublicationState.PUBLISHED, PublicationState.RETIRED]
-    published = await reader.select(Publication, job_id=job.id, state=states, order_by="-version", limit=VERSIONS_SHOWN)
+    published = await reader.select(
+        Publication, job_id=job.id, state=states, directory__gt=GONE, order_by="-version", limit=VERSIONS_SHOWN
+    )
     saved = await reader.select(CheckpointRow, job_id=job.id, order_by="-step", limit=VERSIONS_SHOWN)
     places: list[Place] = [(p.version, "publication", p.digest, p.published_at, p.directory) for p in published]
     places += [(row.step, "checkpoint", None, row.durable_at, row.directory) for row in saved]

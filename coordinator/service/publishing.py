@@ -34,7 +34,7 @@ from coordinator.domain.seeds import derive
 from coordinator.domain.states import GROUP, PUBLICATION, TERMINAL, move
 from coordinator.service import forthcoming
 from coordinator.service.deps import NEWS, VERSIONS, Deps
-from coordinator.service.edges import base_for, drop_edges_of, drop_unneeded, edge_row, needed_directories, read_lineage
+from coordinator.service.edges import GONE, base_for, drop_edges_of, drop_unneeded, edge_row, needed_directories, read_lineage
 from coordinator.service.job_ports import Publisher, SignedManifest
 from coordinator.service.ports import Reader, Tx
 from coordinator.service.recording import record_event, record_metrics
@@ -59,7 +59,7 @@ async def announce(deps: Deps, publisher: Publisher, job: Job, shot: Snapshotted
     """Encode and publish; an identical digest that is known already changes nothing, nor does a job that has ended."""
     async with deps.pieces:
         try:
-            base = await deps.store.read(lambda r: base_for(r, job.id, shot.version, link=deps.presence.mean_uplink()))
+            base = await deps.store.read(lambda r: base_for(r, job.id, shot.version, link=deps.presence.median_uplink()))
             signed = await publisher.publish(
                 Path(shot.directory), job_id=job.id, version=shot.version, canary_ids=canary_ids, base=base
             )
@@ -205,7 +205,7 @@ async def retire(deps: Deps, publisher: Publisher, job: Job) -> None:
     async with deps.pieces:
         gone, edges = await deps.store.write(lambda tx: _retire_rows(tx, job, fetched, in_use))
         await _remove_pieces(deps, publisher, [*(publication.manifest for publication in gone), *(row.document for row in edges)])
-    await remove_directories(await deps.store.read(lambda r: _unneeded_directories(r, job.id)))
+    await _remove_unneeded(deps, job.id)
 
 
 async def _retire_rows(tx: Tx, job: Job, fetched: Set[int], in_use: frozenset[str]) -> tuple[list[Publication], list[EdgeRow]]:
@@ -227,16 +227,28 @@ async def _retire_rows(tx: Tx, job: Job, fetched: Set[int], in_use: frozenset[st
     return gone, await drop_unneeded(tx, job.id, in_use=in_use)
 
 
-async def _unneeded_directories(reader: Reader, job_id: str) -> list[str]:
-    """Directories of retired versions that are no checkpoint's and that no edge will be made from."""
+async def _remove_unneeded(deps: Deps, job_id: str) -> None:
+    """Remove directories of retired versions that are no checkpoint's and that no edge will be made from; their rows then say so."""
+    unneeded = await deps.store.read(lambda r: _unneeded(r, job_id))
+    if unneeded:
+        await remove_directories([publication.directory for publication in unneeded])
+        await deps.store.write(lambda tx: _forget_directories(tx, unneeded))
+
+
+async def _unneeded(reader: Reader, job_id: str) -> list[Publication]:
     known = await read_lineage(reader, job_id)
     steps = {row.step for row in await reader.select(CheckpointRow, job_id=job_id)}
-    needed = needed_directories(known)
-    return [
-        p.directory
-        for p in known.publications
-        if p.state is PublicationState.RETIRED and p.version not in steps and p.directory not in needed
-    ]
+    kept = {GONE, *needed_directories(known)}
+    retired = PublicationState.RETIRED
+    return [p for p in known.publications if p.state is retired and p.version not in steps and p.directory not in kept]
+
+
+async def _forget_directories(tx: Tx, removed: Sequence[Publication]) -> None:
+    """Unless a replay made the version public again meanwhile, from another directory."""
+    for publication in removed:
+        row = await tx.get(Publication, publication.job_id, publication.version, publication.digest)
+        if row == publication:
+            await tx.put(replace(row, directory=GONE))
 
 
 async def _remove_pieces(deps: Deps, publisher: Publisher, texts: Sequence[str]) -> None:
@@ -258,6 +270,12 @@ async def served_texts(reader: Reader, *, since: float) -> list[str]:
 
 async def remove_directories(directories: Sequence[str]) -> None:
     """Remove them if they are there."""
-    for directory in directories:
-        if Path(directory).is_dir():
-            await asyncio.to_thread(shutil.rmtree, directory, True)
+    doomed = [Path(directory) for directory in directories if directory != GONE]
+    if doomed:
+        await asyncio.to_thread(_remove_trees, doomed)
+
+
+def _remove_trees(paths: Sequence[Path]) -> None:
+    for path in paths:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)

@@ -6,6 +6,7 @@ go to the seeder directly (`Seeder.batch`), before there is a row; the next look
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,7 +15,7 @@ import structlog
 
 from coordinator.domain.model import EdgeRow, Job, JobState, Publication, PublicationState
 from coordinator.domain.states import TERMINAL
-from coordinator.service.deps import Deps
+from coordinator.service.deps import VERSIONS, Deps
 from coordinator.service.ports import Reader
 from coordinator.wire.messages import PeerAddress
 from p2p.domain.batches import text_hash
@@ -27,6 +28,7 @@ SEEDER = "seeder"  # its name as a peer: tickets name it, and no worker id looks
 NEWEST = 2  # versions whose edges are always offered
 LOOK_S = 2.0
 FETCH_PATIENCE_S = 900.0
+REREAD_S = 60.0  # figures of rows may stay although the rows change
 ABANDONED_S = 60.0  # between an encoding and its row, or its next try, lies less
 
 
@@ -76,8 +78,10 @@ class NoSeeder:
 async def keep_seeding(deps: Deps, seeder: Seeder) -> None:
     """Look at the rows now and then, and at once when a job changed."""
     documents = Documents()
-    with deps.wake.watch("jobs") as watch:
+    with deps.wake.watch("jobs") as watch, deps.wake.watch(VERSIONS) as published:
         while True:
+            if published.take():
+                documents.forget()
             try:
                 await seed(deps, seeder, documents)
             except ConnectionError:
@@ -87,28 +91,63 @@ async def keep_seeding(deps: Deps, seeder: Seeder) -> None:
             await watch.wait(LOOK_S)
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """An edge without its document, which is large."""
+
+    job_id: str
+    id: str
+    version: int
+    transfer: str | None  # that carries it; None: none does, or its batches cannot be told again
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """The edges of a job, and the ids of those to its newest versions, as `figures` of its rows were."""
+
+    figures: tuple[int | None, ...]
+    at: float
+    edges: tuple[Known, ...]
+    newest: frozenset[str]
+
+
 class Documents:
     """What was learned of edges and transfers in earlier looks: an edge's document is parsed once."""
 
     def __init__(self) -> None:
+        self._readings: dict[str, _Reading] = {}  # by job
         self._transfers: dict[tuple[str, str], str | None] = {}
         self._unknown_since: dict[str, float] = {}
 
-    def transfer_of(self, row: EdgeRow) -> str | None:
-        """The transfer that carries the edge; None if none does."""
-        key = (row.job_id, row.id)
-        if key not in self._transfers:
-            self._transfers[key] = Hop.from_json(row.document).edge.transfer
-        return self._transfers[key]
+    def forget(self) -> None:
+        """The rows changed: read them again."""
+        self._readings.clear()
 
-    def unfit(self, row: EdgeRow) -> None:
+    async def of(self, reader: Reader, job_id: str, *, now: float) -> _Reading:
+        """The job's edges. Their rows are read only if figures of them changed, or after REREAD_S."""
+        figures = await _figures(reader, job_id)
+        known = self._readings.get(job_id)
+        if known is None or known.figures != figures or not 0 <= now - known.at < REREAD_S:
+            rows = await reader.select(EdgeRow, job_id=job_id)
+            await self._parse([row for row in rows if (job_id, row.id) not in self._transfers])
+            edges = tuple(Known(job_id, row.id, row.version, self._transfers[job_id, row.id]) for row in rows)
+            known = self._readings[job_id] = _Reading(figures, now, edges, await _newest(reader, job_id, rows))
+        return known
+
+    async def _parse(self, rows: Sequence[EdgeRow]) -> None:
+        found = await asyncio.to_thread(lambda: [Hop.from_json(row.document).edge.transfer for row in rows])
+        self._transfers |= {(row.job_id, row.id): transfer for row, transfer in zip(rows, found, strict=True)}
+
+    def unfit(self, edge: Known) -> None:
         """The edge's batches cannot be told again: no transfer carries it."""
-        self._transfers[row.job_id, row.id] = None
+        self._transfers[edge.job_id, edge.id] = None
+        self._readings.pop(edge.job_id, None)
 
-    def keep(self, rows: Sequence[EdgeRow]) -> None:
-        """Forget edges that are not among these."""
-        keys = {(row.job_id, row.id) for row in rows}
+    def keep(self, edges: Sequence[Known]) -> None:
+        """Forget edges and jobs that are not among these."""
+        keys, jobs = {(edge.job_id, edge.id) for edge in edges}, {edge.job_id for edge in edges}
         self._transfers = {key: transfer for key, transfer in self._transfers.items() if key in keys}
+        self._readings = {job: known for job, known in self._readings.items() if job in jobs}
 
     def abandoned(self, unknown: Collection[str], *, now: float) -> list[str]:
         """Those of the transfers that nobody knew for ABANDONED_S: their edge is gone, or was never made whole."""
@@ -118,43 +157,67 @@ class Documents:
 
 async def seed(deps: Deps, seeder: Seeder, documents: Documents) -> None:
     """One look: offer what is wanted and not offered whole, retire what is offered and not wanted."""
-    rows, wanted = await deps.store.read(lambda reader: _edges(reader, deps))
-    documents.keep(rows)
-    named = {transfer: row for row in rows if (transfer := documents.transfer_of(row)) is not None}
+    edges, wanted = await deps.store.read(lambda reader: _edges(reader, deps, documents))
+    documents.keep(edges)
+    named = {edge.transfer: edge for edge in edges if edge.transfer is not None}
+    for transfer, edge in list(named.items()):
+        if edge.id in wanted and not seeder.seeded().get(transfer) and not await _offer(deps, seeder, transfer, edge):
+            log.warning("transfer_not_reproduced", job=edge.job_id, version=edge.version, transfer=transfer[:16])
+            documents.unfit(edge)
     seeded = seeder.seeded()
-    for transfer, row in named.items():
-        if row.id in wanted and not seeded.get(transfer) and not _offer(deps, seeder, transfer, row):
-            log.warning("transfer_not_reproduced", job=row.job_id, version=row.version, transfer=transfer[:16])
-            documents.unfit(row)
     stale = [transfer for transfer in seeded if transfer in named and named[transfer].id not in wanted]
     unknown = [transfer for transfer in seeded if transfer not in named and not deps.transfers.is_open(transfer)]
     for transfer in [*stale, *documents.abandoned(unknown, now=deps.clock.now())]:
         seeder.retire(transfer)
 
 
-def _offer(deps: Deps, seeder: Seeder, transfer: str, row: EdgeRow) -> bool:
+async def _offer(deps: Deps, seeder: Seeder, transfer: str, edge: Known) -> bool:
     """Tell the edge's batches anew, as the encoder told them; False if they come out otherwise."""
-    hop = Hop.from_json(row.document)
-    told = [batch.to_json() for batch in edge_batches(hop.job_id, hop.version, hop.edge)]
-    if text_hash(told[0]) != transfer:
+    row = await deps.store.read(lambda reader: reader.get(EdgeRow, edge.job_id, edge.id))
+    if row is None:
+        return True  # gone meanwhile: the next look sees it
+    told = await asyncio.to_thread(_batches, deps, row.document)
+    if text_hash(told[0][0]) != transfer:
         return False
-    for text in told:
-        seeder.batch(text, sign_batch(deps.key, text))
+    for text, signature in told:
+        seeder.batch(text, signature)
     return bool(seeder.seeded().get(transfer))
 
 
-async def _edges(reader: Reader, deps: Deps) -> tuple[list[EdgeRow], set[str]]:
+def _batches(deps: Deps, document: str) -> list[tuple[str, str]]:
+    """Texts and signatures."""
+    hop = Hop.from_json(document)
+    texts = [batch.to_json() for batch in edge_batches(hop.job_id, hop.version, hop.edge)]
+    return [(text, sign_batch(deps.key, text)) for text in texts]
+
+
+async def _edges(reader: Reader, deps: Deps, documents: Documents) -> tuple[list[Known], set[str]]:
     """Edges of live jobs, and the ids of those to offer: to the newest versions, and those by which workers fetch now."""
     jobs = await reader.select(Job, state=[state for state in JobState if state not in TERMINAL[JobState]])
-    rows: list[EdgeRow] = []
+    edges: list[Known] = []
     wanted: set[str] = set()
+    now = deps.clock.now()
     for job in jobs:
-        edges = await reader.select(EdgeRow, job_id=job.id)
-        public = await reader.select(
-            Publication, job_id=job.id, state=PublicationState.PUBLISHED, order_by="-version", limit=NEWEST
-        )
-        newest = {publication.digest for publication in public}
-        wanted |= {row.id for row in edges if row.digest in newest and row.encoding != "raw"}
-        wanted |= deps.presence.edges_in_use(job.id, since=deps.clock.now() - FETCH_PATIENCE_S)
-        rows += edges
-    return rows, wanted
+        known = await documents.of(reader, job.id, now=now)
+        wanted |= known.newest | deps.presence.edges_in_use(job.id, since=now - FETCH_PATIENCE_S)
+        edges += known.edges
+    return edges, wanted
+
+
+async def _figures(reader: Reader, job_id: str) -> tuple[int | None, ...]:
+    """What changes when edges or public versions come and go, for a few aggregates."""
+    public = PublicationState.PUBLISHED
+    return (
+        await reader.count(EdgeRow, job_id=job_id),
+        await reader.total(EdgeRow, "nbytes", job_id=job_id),
+        await reader.total(EdgeRow, "version", job_id=job_id),
+        await reader.count(Publication, job_id=job_id, state=public),
+        await reader.highest(Publication, "version", job_id=job_id, state=public),
+    )
+
+
+async def _newest(reader: Reader, job_id: str, rows: Sequence[EdgeRow]) -> frozenset[str]:
+    """Ids of the edges that lead to the newest versions."""
+    public = await reader.select(Publication, job_id=job_id, state=PublicationState.PUBLISHED, order_by="-version", limit=NEWEST)
+    digests = {publication.digest for publication in public}
+    return frozenset(row.id for row in rows if row.digest in digests and row.encoding != "raw")

@@ -7,6 +7,7 @@ by HTTPS and, where there is one, by the network. Nobody depends on it: heartbea
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Protocol
 
 import structlog
@@ -151,18 +152,20 @@ class Voice:
             await self._net.retract(topic)
 
     def _listen(self, job_id: str) -> None:
-        """Pass on what is gossiped; what workers say they hold goes on the board too, for those without libp2p."""
+        """Pass on what is gossiped. What workers say they hold stays off the board: every have-map would go to everyone who polls."""
         if self._net is None:
             return
         for what in TOPICS:
             topic = topic_of(job_id, what)
-            self._net.subscribe(topic, self._receiver(topic), validate=self._may_say)
+            self._net.subscribe(topic, self._receiver(topic), validate=partial(self._may_say, topic))
 
     def _receiver(self, topic: str) -> Receiver:
+        if topic.endswith(f"/{HAVES}"):
+            return lambda _author, _payload: None
         return lambda author, payload: self._board.put(topic, author, "", payload)
 
-    def _may_say(self, author: str, payload: bytes) -> bool:
-        return may_say(author, payload, coordinator=self._me)
+    def _may_say(self, topic: str, author: str, payload: bytes) -> bool:
+        return may_say(topic, author, payload, coordinator=self._me)
 
     async def _leave(self, job_id: str) -> None:
         """The job has ended."""

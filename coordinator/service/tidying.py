@@ -27,7 +27,7 @@ from coordinator.domain.model import (
 from coordinator.domain.retention import first_kept
 from coordinator.domain.states import TERMINAL
 from coordinator.service.deps import Deps
-from coordinator.service.edges import needed_directories, read_lineage
+from coordinator.service.edges import GONE, needed_directories, read_lineage
 from coordinator.service.job_ports import Publisher
 from coordinator.service.ports import Reader
 from coordinator.service.publishing import served_texts
@@ -130,7 +130,7 @@ async def tidy_job(deps: Deps, job: Job) -> None:
 
 def _names(directories: Iterable[str]) -> frozenset[str]:
     """Bare names: the data directory itself may have been moved since the row was written."""
-    return frozenset(Path(directory).name for directory in directories)
+    return frozenset(Path(directory).name for directory in directories if directory != GONE)
 
 
 def _keep_only(parent: Path, names: Set[str]) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from statistics import median
 
 UPLINK_GUESS = 12.5e6  # bytes a second
 
@@ -94,10 +95,17 @@ class Presence:
         """Ids of the edges by which some worker fetches, with a sign of it after `since`."""
         return frozenset(edge for one in self._fetching.values() if one.job_id == job_id and one.at > since for edge in one.edges)
 
-    def mean_uplink(self) -> float:
-        """Of the workers that measured theirs, bytes a second: about the rate at which a version spreads. UPLINK_GUESS if none did."""
+    def fetchers(self, job_id: str, *, since: float) -> frozenset[str]:
+        """Ids of the workers that fetch a version of the job, with a sign of it after `since`."""
+        return frozenset(worker for worker, one in self._fetching.items() if one.job_id == job_id and one.at > since)
+
+    def median_uplink(self) -> float:
+        """Of the workers that measured theirs, bytes a second: about the rate at which a version spreads. UPLINK_GUESS if none did.
+
+        The median, because rates are claims: one worker's changes little.
+        """
         known = [one.uplink for one in self._heard.values() if one.uplink > 0]
-        return sum(known) / len(known) if known else UPLINK_GUESS
+        return median(known) if known else UPLINK_GUESS
 
     def all(self) -> Iterable[Heard]:
         """Every present worker."""

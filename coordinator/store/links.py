@@ -6,6 +6,7 @@ quarter of the way through its result objects. A link is used by one task at a t
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import sqlite3
@@ -30,6 +31,7 @@ SQLITE_PRAGMAS = (
     "PRAGMA journal_size_limit=67108864",
 )
 CONNECT_S = 15.0
+CANCEL_S = 5.0  # for opening a link that nobody wants any more
 Values = Sequence[Any]
 
 
@@ -115,7 +117,23 @@ def make_engine(url: URL) -> AsyncEngine:
 
 
 async def connect(engine: AsyncEngine) -> Link:
-    """A new link. Raises StoreError, without the URL's password, when the database cannot be reached."""
+    """A new link. Raises StoreError, without the URL's password, when the database cannot be reached.
+
+    Cancelled, it opens the link first and closes it again: the driver would leave a half-open connection to the garbage collector.
+    """
+    opening = asyncio.ensure_future(_connect(engine))
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        await asyncio.wait([opening], timeout=CANCEL_S)
+        if opening.done() and not opening.cancelled() and opening.exception() is None:
+            await opening.result().close()
+        else:
+            opening.cancel()
+        raise
+
+
+async def _connect(engine: AsyncEngine) -> Link:
     try:
         connection = await engine.connect()
     except (DBAPIError, OSError, asyncpg.PostgresError) as error:

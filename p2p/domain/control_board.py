@@ -46,11 +46,16 @@ class Page:
 
 
 class Board:
-    """The latest values of all topics, at most `most_bytes` in all and `most_of_author` of one author: the oldest go first."""
+    """The latest values of all topics, at most `most_bytes` in all, `most_of_author` of one author, `most_slots` of one author and topic.
 
-    def __init__(self, *, most_bytes: int = 64 << 20, most_of_author: int = 128) -> None:
+    The oldest go first. `keeper` is the author (key, hex) whose board it is: the last two bounds are not for its values, and they are the last to go.
+    """
+
+    def __init__(self, *, keeper: str = "", most_bytes: int = 64 << 20, most_of_author: int = 128, most_slots: int = 64) -> None:
+        self._keeper = keeper
         self._most_bytes = most_bytes
         self._most_of_author = most_of_author
+        self._most_slots = most_slots
         self._bytes = 0
         self._number = 0
         self._values: OrderedDict[tuple[str, str, str], Posted] = OrderedDict()  # by number, ascending
@@ -66,10 +71,10 @@ class Board:
         self._bytes += len(payload)
         own = self._of_author.setdefault(author, OrderedDict())
         own[place] = None
-        if len(own) > self._most_of_author:
-            self._drop(next(iter(own)))
+        if author != self._keeper:
+            self._bound_author(own, topic)
         while self._bytes > self._most_bytes:
-            self._drop(next(iter(self._values)))
+            self._drop(next((one for one in self._values if one[1] != self._keeper), next(iter(self._values))))
 
     def clear(self, topic: str) -> None:
         """Take down all that was said under the topic; the numbers go on."""
@@ -91,6 +96,13 @@ class Board:
             found.append(posted)
             size += len(posted.payload)
         return Page(reached, tuple(found))
+
+    def _bound_author(self, own: OrderedDict[tuple[str, str, str], None], topic: str) -> None:
+        slots = [place for place in own if place[0] == topic]
+        if len(slots) > self._most_slots:
+            self._drop(slots[0])
+        if len(own) > self._most_of_author:
+            self._drop(next(iter(own)))
 
     def _drop(self, place: tuple[str, str, str]) -> None:
         posted = self._values.pop(place)

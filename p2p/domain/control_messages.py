@@ -16,6 +16,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from p2p.domain import strict_json as js
+from p2p.domain.batches import Batch
 from p2p.domain.control_frames import MAX_MESSAGE
 from p2p.domain.manifest import DIGEST, JOB, MAX_PIECES
 from p2p.domain.signing import check_batch
@@ -178,29 +179,28 @@ def topic_of(job_id: str, what: str) -> str:
     return f"{job_id}/{what}"
 
 
-def may_say(author: str, payload: bytes, *, coordinator: str) -> bool:
-    """Whether a published document may be delivered and passed on: signed by the coordinator (its key, hex), or its author's own have-map.
+def may_say(topic: str, author: str, payload: bytes, *, coordinator: str) -> bool:
+    """Whether a published document may be delivered and passed on under the topic.
 
-    The one judgement for gossip and for the board. An old announcement may come again at any time: take only what is newer.
+    It is of the topic's kind, and either signed by the coordinator (its key, hex) for the topic's job, or its author's own have-map. The one
+    judgement for gossip and for the board. An old announcement may come again at any time: take only what is newer.
     """
-    for kind in (Announcement, SignedBatch):
-        try:
-            document = kind.from_bytes(payload)
-        except ControlRefused:
-            continue
-        return _is_signed(document, coordinator)
+    job_id, _, what = topic.rpartition("/")
     try:
-        return HaveMap.from_bytes(payload).holder == author
-    except ControlRefused:
+        match what:
+            case "versions":
+                announcement = Announcement.from_bytes(payload)
+                announcement.check(coordinator)
+                return announcement.job_id == job_id
+            case "batches":
+                document = SignedBatch.from_bytes(payload)
+                document.check(coordinator)
+                return Batch.from_json(document.text).job_id == job_id
+            case "haves":
+                return HaveMap.from_bytes(payload).holder == author
+    except (ControlRefused, BatchRefused):
         return False
-
-
-def _is_signed(document: Announcement | SignedBatch, coordinator: str) -> bool:
-    try:
-        document.check(coordinator)
-    except ControlRefused:
-        return False
-    return True
+    return False
 
 
 def ranges_of(pieces: int, *, most: int = MAX_RANGES) -> tuple[tuple[int, int], ...]:

@@ -56,16 +56,20 @@ class Neighbourhood:
         pause_s, before = EVERY_S, None
         while True:
             self._news.clear()
-            found = self._meet_nobody() if self._job_id is None else await self._meet(self._job_id)
+            found = await self._meet_for(self._job_id)
             pause_s = min(2 * pause_s, RARELY_S) if found is not None and found == before else EVERY_S
             before = found
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._news.wait()
 
-    def _meet_nobody(self) -> None:
+    async def _meet_for(self, job_id: str | None) -> _Places | None:
+        """Whom the coordinator named; None when it could not be asked, or there is no job."""
+        if job_id is not None:
+            return await self._meet(job_id)
         self._peers.meet_nobody()
         self._met(())
+        return None
 
     async def _meet(self, job_id: str) -> _Places | None:
         """Whom the coordinator named; None when it could not be asked."""

@@ -79,7 +79,9 @@ class Peers:
         self._transfers: dict[str, _Transfer] = {}
         self._waiting: _Waiting | None = None
         self._news = asyncio.Event()
+        self._gone: dict[str, None] = {}  # transfers that were let go, newest last
         self._dialled: set[tuple[str, str]] = set()  # job, peer
+        self._carried: dict[tuple[str, str], int] = {}  # bytes of pieces by job and peer of a link, when `_busy` was asked last
         self._met: tuple[str, float] | None = None  # the job for which peers were asked for, and since when they are these
         self._loop: asyncio.AbstractEventLoop | None = None
         self._node = BulkNode(
@@ -262,7 +264,7 @@ class Peers:
             self.meet(job_id, ())
 
     def _busy(self) -> set[tuple[str, str]]:
-        """Job and peer of the links that carried pieces since this was asked last: whom the coordinator leaves out is not cut off while a transfer runs."""
+        """Job and peer of the links that carried pieces since this was asked last: a peer that is left out once is not cut off."""
         before = self._carried
         self._carried = {(link.job_id, link.peer): link.bytes_up + link.bytes_down for link in self._node.state().links}
         return {place for place, count in self._carried.items() if count != before.get(place, 0)}

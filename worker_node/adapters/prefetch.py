@@ -19,7 +19,7 @@ from p2p.domain.manifest import Piece, most_edge_bytes
 from p2p.errors import BatchRefused, SwarmError
 from worker_node.adapters.coordinator_client import CoordinatorClient
 from worker_node.domain.weights import Forthcoming
-from worker_node.errors import CallError
+from worker_node.errors import CallError, TrustError
 
 log = structlog.get_logger("worker")
 
@@ -74,7 +74,7 @@ class Prefetch:
                 await self._bring(added, source)
         except CallError as error:  # published meanwhile, most likely
             log.debug("prefetch ended", transfer=news.transfer[:12], reason=str(error))
-        except (SwarmError, OSError) as error:
+        except (SwarmError, TrustError, OSError) as error:
             log.info("prefetch given up", transfer=news.transfer[:12], reason=str(error))
 
     async def _bring(self, added: list[Piece], source: PieceSource) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection
+from functools import partial
 
 import structlog
 
@@ -50,7 +51,7 @@ class Tidings:
         self._job_id, self._said = job_id, b""
         self._haves.clear()
         for topic, receive in self._topics().items():
-            self._control.subscribe(topic, receive, validate=self._may_say)
+            self._control.subscribe(topic, receive, validate=partial(self._may_say, topic))
 
     def meet(self, keys: Collection[str]) -> None:
         """Whose word on what they hold is heard and passed on: neighbours only."""
@@ -99,10 +100,10 @@ class Tidings:
         receivers = {"versions": self._announced, "batches": self._told_batch, "haves": self._told_have}
         return {topic_of(self._job_id, what): receive for what, receive in receivers.items()}
 
-    def _may_say(self, author: str, payload: bytes) -> bool:
+    def _may_say(self, topic: str, author: str, payload: bytes) -> bool:
         """Runs in the network's thread too."""
         return (author == self._coordinator or author in self._neighbours) and may_say(
-            author, payload, coordinator=self._coordinator
+            topic, author, payload, coordinator=self._coordinator
         )
 
     def _announced(self, _author: str, payload: bytes) -> None:

@@ -89,7 +89,11 @@ async def _over_http(session: aiohttp.ClientSession, base: URL, coordinator_key:
 async def _by_statement(session: aiohttp.ClientSession, base: URL, coordinator_key: str) -> Trust:
     served = await served_certificate(base)
     pin = aiohttp.Fingerprint(bytes.fromhex(served))
-    identity = await _identity(session, base, verified=pin)
+    try:
+        identity = await _identity(session, base, verified=pin)
+    except TLS_FAULTS as error:
+        words = f"the certificate of {base.host} changed between two connections: {in_words(error)}"
+        raise CallError(Outcome.TRY_AGAIN, "tls", words) from error
     _check(identity, coordinator_key, base)
     if identity.certificate_sha256 != served or not verify(coordinator_key, identity.statement, certificate_message(served)):
         raise TrustError(

@@ -25,6 +25,9 @@ ASK_S = 2.0  # then another peer is asked
 ANSWERED = 16  # batches in one answer
 MOST_ANSWERS = 1 << 20  # bytes that may wait on a link before an ASK is let fall
 DECLINED = 4096
+MOST_ASKS = 64  # transfers whose batches one peer is asked for at a time
+MOST_UNANSWERED = 3  # asks for a transfer; then the peer is not asked for it again until it knows more or brings some
+MOST_PROMISED = 256  # transfers unknown here that a peer is believed to know; a job has about 150 at a time
 
 
 @dataclass(slots=True)
@@ -77,7 +80,7 @@ class Catalogue:
         with hub.lock:
             self._decline(transfer_id)
             transfer = hub.transfers.pop(transfer_id, None)
-            self._asking.pop(transfer_id, None)
+            self._settle(transfer_id)
             for link in list(hub.links.values()):
                 link.forget(transfer_id)
                 if link.arriving is not None and link.arriving.transfer == transfer_id:
@@ -119,15 +122,23 @@ class Catalogue:
                 is_here = hub.links.get((link.job_id, link.peer)) is link
                 if is_here and now - asked.since < ASK_S:
                     continue
-                del self._asking[transfer_id]
+                self._settle(transfer_id)
+                if link.taught_at < asked.since:
+                    link.unanswered[transfer_id] = link.unanswered.get(transfer_id, 0) + 1
                 others = [other for other in hub.links.values() if transfer_id in other.promised and other is not link]
                 for other in [*others, link] if is_here else others:
                     self._inquire(transfer_id, other)
+            for link in hub.links.values():
+                self._ask_more(link)
 
     # --- the lock is held from here on, but for `_batch`
 
     def _knows(self, link: Link, head: frames.Head, transfer_id: str) -> None:
         link.name(head.transfer, transfer_id)
+        if not self._may_promise(link, transfer_id):
+            return
+        if head.a > link.promised.get(transfer_id, 0):
+            link.unanswered.pop(transfer_id, None)
         link.promised[transfer_id] = head.a
         link.known[transfer_id] = max(head.a, link.known.get(transfer_id, 0))
         if transfer_id in self._declined:
@@ -137,9 +148,15 @@ class Catalogue:
         if transfer is not None and transfer.job_id == link.job_id:
             self._hub.join(transfer, link)
         if head.flag & frames.FOLLOWS and self._hub.is_pusher(link):
-            link.inquired.add(transfer_id)
-            self._asking.setdefault(transfer_id, _Asked(link, head.a, time.monotonic()))
+            self._expect(transfer_id, link, head.a)
         self._inquire(transfer_id, link)
+
+    def _may_promise(self, link: Link, transfer_id: str) -> bool:
+        """Whether the peer's word on a transfer is kept: one that is known here, or one of not too many others."""
+        transfers = self._hub.transfers
+        if link.is_seeder or transfer_id in transfers or transfer_id in link.promised:
+            return True
+        return sum(one not in transfers for one in link.promised) < MOST_PROMISED
 
     def _inquire(self, transfer_id: str, link: Link) -> None:
         """Ask the peer for batches that it knows and this node does not, unless another is asked already."""
@@ -147,10 +164,36 @@ class Catalogue:
         known = 0 if transfer is None else transfer.chain.next_number
         if link.promised.get(transfer_id, 0) <= known or transfer_id in self._asking or transfer_id in self._declined:
             return
-        until = min(link.promised[transfer_id], known + ANSWERED)
+        if link.unanswered.get(transfer_id, 0) >= MOST_UNANSWERED:
+            return
+        if self._expect(transfer_id, link, min(link.promised[transfer_id], known + ANSWERED)):
+            link.say(frames.frame(frames.ASK, bytes.fromhex(transfer_id), a=known))
+
+    def _expect(self, transfer_id: str, link: Link, until: int) -> bool:
+        """Batches up to number `until` are to come from the peer; False if others are to come already, or too many from this peer."""
+        if transfer_id in self._asking:
+            return False
+        if link.asks >= MOST_ASKS:
+            link.is_kept_waiting = True
+            return False
         self._asking[transfer_id] = _Asked(link, until, time.monotonic())
+        link.asks += 1
         link.inquired.add(transfer_id)
-        link.say(frames.frame(frames.ASK, bytes.fromhex(transfer_id), a=known))
+        return True
+
+    def _settle(self, transfer_id: str) -> None:
+        """Nothing more is to come."""
+        asked = self._asking.pop(transfer_id, None)
+        if asked is not None:
+            asked.link.asks -= 1
+
+    def _ask_more(self, link: Link) -> None:
+        """Ask the peer for what waited until it had answered others."""
+        if not link.is_kept_waiting or link.asks >= MOST_ASKS:
+            return
+        link.is_kept_waiting = False
+        for transfer_id in list(link.promised):
+            self._inquire(transfer_id, link)
 
     def _answer(self, link: Link, transfer_id: str, since: int) -> None:
         transfer = self._hub.transfers.get(transfer_id)
@@ -202,8 +245,10 @@ class Catalogue:
         is_wanted = self._hub.settings.wants(chain.first)
         with self._hub.lock:
             if not is_wanted:
-                self._asking.pop(transfer_id, None)
+                self._settle(transfer_id)
                 self._decline(transfer_id)
+                link.taught_at = time.monotonic()
+                self._ask_more(link)
                 link.say(frames.frame(frames.FORGET, bytes.fromhex(transfer_id)))
             elif transfer_id not in self._hub.transfers:
                 self._begin(transfer_id, text, signature, link)
@@ -298,13 +343,18 @@ class Catalogue:
 
     def _came(self, transfer: Transfer, source: Link | None) -> None:
         """A batch was accepted: is more to come from whoever was asked?"""
+        now = time.monotonic()
+        if source is not None:
+            source.taught_at = now
+            source.unanswered.pop(transfer.id, None)
         asked = self._asking.get(transfer.id)
         if asked is None:
             return
         if transfer.chain.next_number >= asked.until:
-            del self._asking[transfer.id]
+            self._settle(transfer.id)
+            self._ask_more(asked.link)
         elif asked.link is source:
-            asked.since = time.monotonic()
+            asked.since = now
 
     def _decline(self, transfer_id: str) -> None:
         self._declined[transfer_id] = None

@@ -42,7 +42,11 @@ class Listener:
         self._door = door
         self._context = context
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-        self._server = socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
+        takes_both = (
+            settings.host == "::" and socket.has_dualstack_ipv6()
+        )  # peers come by a name, which may stand for either family
+        place = (settings.host, settings.port)
+        self._server = socket.create_server(place, family=family, backlog=BACKLOG, dualstack_ipv6=takes_both)
         self._server.setblocking(False)
         self.port: int = self._server.getsockname()[1]
         self._lock = threading.Lock()

@@ -20,10 +20,12 @@ from p2p.adapters.piece_store import PieceStore
 from p2p.codec import pieces
 from p2p.domain import bulk_frames as frames
 from p2p.domain.swarm_events import Announced, Arrived, Began, Cancelled, Failed, Requested, Sent
+from p2p.domain.swarm_limits import SwarmLimits
 from p2p.errors import FrameRefused, PieceCorrupt
 
 PROGRESS_S = 0.2
 RATE_SHARE = 0.3  # of the newest measurement in a link's smoothed download rate
+MOST_PIECES = SwarmLimits().pieces  # of a row that goes on, as far as a peer's word on it is kept
 
 
 class Exchange:
@@ -213,14 +215,19 @@ class Exchange:
     # --- the lock is held
 
     def _have(self, link: Link, head: frames.Head, transfer_id: str, mask: int) -> None:
+        """What a peer holds of a transfer that is known here; it is not told to those who do not take part, so other words are let fall.
+
+        The row may go on beyond the batches that are here, and a piece is announced once. Pieces beyond any row are the policy's to judge.
+        """
         link.uplink = float(head.b)
-        heard = link.haves.get(transfer_id)
-        if heard is None:
-            heard = link.haves[transfer_id] = Heard()
-        heard.pieces |= mask
-        heard.queue, heard.uplink, heard.serves = head.a, link.uplink, bool(head.flag & frames.SERVES)
         transfer = self._hub.transfers.get(transfer_id)
-        if transfer is not None and transfer.members.get(link.peer) is link:
+        if transfer is None or transfer.job_id != link.job_id:
+            return
+        heard = link.haves.setdefault(transfer_id, Heard())
+        most = len(transfer.pieces) if transfer.is_row_whole else max(len(transfer.pieces), MOST_PIECES)
+        heard.pieces |= mask & ((1 << most) - 1)
+        heard.queue, heard.uplink, heard.serves = head.a, link.uplink, bool(head.flag & frames.SERVES)
+        if transfer.members.get(link.peer) is link:
             self._hub.feed(transfer, Announced(link.peer, mask, head.a, link.uplink, heard.serves))
 
     def _requested(self, link: Link, transfer: Transfer | None, key: Key, *, is_again: bool) -> None:

@@ -66,6 +66,10 @@ class Link:
     known: dict[str, int] = field(default_factory=dict)  # batches that the peer has, or was sent
     promised: dict[str, int] = field(default_factory=dict)  # batches that the peer says it has
     inquired: set[str] = field(default_factory=set)  # transfers whose batches it was asked for
+    asks: int = 0  # of those, the ones that an answer is waited for
+    is_kept_waiting: bool = False  # it knows more than it may be asked for at once
+    unanswered: dict[str, int] = field(default_factory=dict)  # asks for a transfer's batches after which it brought nothing
+    taught_at: float = float("-inf")  # time.monotonic; when it brought something new
     haves: dict[str, Heard] = field(default_factory=dict)  # all it announced, by transfer
     told: dict[str, int] = field(default_factory=dict)  # mask of what it was told of, by transfer
     news: set[str] = field(default_factory=set)  # transfers of which it is to be told, new pieces or not

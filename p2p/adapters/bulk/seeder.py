@@ -9,7 +9,7 @@ JSON lines on stdin. The first one says who it is; the others what to do:
     {"hang_up": peer, "job_id": job}
 JSON lines on stdout:
     {"listening": {"host", "port", "certificate_sha256"}}   once, first
-    {"state": {...}}                                        every `report_s` seconds: NodeState, with `copies` per transfer
+    {"state": {...}}                                        every `report_s` seconds: NodeState, with `copies` and without `mask` per transfer
     {"first_sent": transfer, "at": unix seconds}            when the first piece of a transfer left
     {"event": name, ...}                                    PeerOpened, PeerClosed, PeerDropped, GaveUp
     {"refused": words}                                      a line that could not be done
@@ -143,6 +143,7 @@ class Seeder:
             document = asdict(state)
             for plain, transfer in zip(document["transfers"], state.transfers, strict=True):
                 plain["copies"] = transfer.copies
+                del plain["mask"]  # as many bits as pieces: Python writes no integer of more than 4,300 digits
             self._write({"state": document})
 
     def _tell(self, event: NodeEvent) -> None:

@@ -56,5 +56,5 @@ class BulkSettings:
     counter: Path | None = None  # the file that keeps this month's bytes
     limits: BulkLimits = field(default_factory=BulkLimits)
     unix: Callable[[], float] = time.time  # what tickets are judged by
-    calendar: Callable[[], float] = time.time  # what the month's bytes are counted by: the owner's clock, whatever the coordinator's says
+    calendar: Callable[[], float] = time.time  # what the month's bytes are counted by: the owner's clock
     wants: Callable[[Batch], bool] = lambda _first: True  # whether to take part in a transfer, by its first batch; must be quick

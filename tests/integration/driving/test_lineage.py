@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from coordinator.domain.model import EdgeRow, Event, Holding, Job, Publication, PublicationState
 from coordinator.service.deps import Deps
-from coordinator.service.edges import extend
+from coordinator.service.edges import extend, is_there, needed_directories, read_lineage
 from coordinator.service.job_ports import PublishFailed
-from coordinator.service.publishing import announce, retire
+from coordinator.service.publishing import _forget_directories, announce, remove_directories, retire
 from coordinator.service.tidying import tidy, tidy_job
+from coordinator.service.worker_presence import UPLINK_GUESS, Heard
+from tests.integration.driving.counting import CountingStore
 from tests.integration.driving.test_replaced_versions import Pieces, named, public, running, shot
 
 
@@ -37,7 +40,7 @@ async def test_singles_eights_and_the_keyframe_of_the_base(deps: Deps) -> None:
     assert pieces.stored == named([row.document for row in made.values()]) | named([(await public(deps))[-1].manifest])
     states = {p.version: p.state for p in await public(deps)}
     assert [v for v, state in states.items() if state is PublicationState.PUBLISHED] == [16, 17]
-    left = {p.version for p in await public(deps) if Path(p.directory).is_dir()}
+    left = {p.version for p in await public(deps) if is_there(p)}
     assert left == {0, 16, 17}, "the base, the last eighth one, and the public ones"
     assert all(not p.manifest for p in await public(deps, state=PublicationState.RETIRED))
 
@@ -50,7 +53,7 @@ async def test_a_restart_finds_the_lineage_and_keeps_it(deps: Deps) -> None:
     await tidy_job(deps, job)
     await tidy(deps, pieces)
     assert (pieces.stored, await edges(deps)) == before
-    assert {p.version for p in await public(deps) if Path(p.directory).is_dir()} == {0, 8, 9, 10}
+    assert {p.version for p in await public(deps) if is_there(p)} == {0, 8, 9, 10}
     await line(deps, pieces, 16, first=11)
     assert (8, 16) in await edges(deps)
 
@@ -118,3 +121,79 @@ async def test_an_edge_that_cannot_be_made_is_left_out(deps: Deps) -> None:
     await extend(deps, Pieces(), job, 8)
     assert (0, 8) in await edges(deps), "the next look makes it"
     assert await deps.store.read(lambda r: r.count(Publication, job_id="j1")) == 9
+
+
+async def test_the_cost_of_retiring_does_not_grow_with_the_versions_that_retired(deps: Deps) -> None:
+    """300 retired versions that no edge names and whose directories are gone: none of them is read, and planning counts them all the same."""
+    pieces = Pieces()
+    job = await line(deps, pieces, 17)
+    few = await rows_read(deps, pieces, job, 18)
+    edges_before = await edges(deps)
+    old = [
+        Publication("j1", version - 300, f"{version:064x}", PublicationState.RETIRED, "", "", "", (), 0.0) for version in range(300)
+    ]
+    await deps.store.write(lambda tx: tx.put(*old))
+    known = await deps.store.read(lambda r: read_lineage(r, "j1"))
+    assert len(known.order) == 300 + 19
+    digests = {publication.version: publication.digest for publication in known.publications}
+    assert all(known.order[300 + version] == digest for version, digest in digests.items())
+    assert not any(known.order[:300])
+    many = await rows_read(deps, pieces, job, 19)
+    assert many.rows[Publication] <= few.rows[Publication] + 10, "one more version in a few looks"
+    assert many.statements <= few.statements + 24, "where the gap lies is found by halving"
+    assert edges_before.keys() <= (await edges(deps)).keys()
+
+
+async def rows_read(deps: Deps, pieces: Pieces, job: Job, version: int) -> CountingStore:
+    """Announce, extend and retire; what that read."""
+    counting = CountingStore(deps.store)
+    counted = replace(deps, store=counting)
+    await announce(counted, pieces, job, shot(deps, version, f"w{version}"), (1, 2))
+    await extend(counted, pieces, job, version)
+    await retire(counted, pieces, job)
+    return counting
+
+
+async def test_places_are_found_across_gaps(deps: Deps) -> None:
+    """Versions that are not read stand before, between and after those that are."""
+    await running(deps)
+    read = {3, 4, 5, 40, 41, 77, 90}
+    rows = [
+        Publication("j1", 2 * n, f"{n:064x}", PublicationState.RETIRED, "", "", "there" if n in read else "", (), 0.0)
+        for n in range(100)
+    ]
+    lost = Publication("j1", 7, "f" * 64, PublicationState.ROLLED_BACK, "", "", "there", (), 0.0)
+    await deps.store.write(lambda tx: tx.put(*rows, lost))
+    known = await deps.store.read(lambda r: read_lineage(r, "j1"))
+    assert {place for place, digest in enumerate(known.order) if digest} == read
+    assert all(known.order[n] == f"{n:064x}" for n in read)
+    assert len(known.order) == 100
+
+
+async def test_a_removed_directory_is_forgotten_and_nothing_takes_it_for_here(deps: Deps) -> None:
+    """The row says that it is gone; an empty name never means the place where the coordinator runs."""
+    pieces = Pieces()
+    await line(deps, pieces, 5)
+    rows = {p.version: p for p in await public(deps)}
+    assert {version for version, row in rows.items() if row.directory} == {0, 4, 5}
+    assert not is_there(rows[2])
+    await remove_directories(["", ""])
+    assert Path().is_dir()
+    needed = needed_directories(await deps.store.read(lambda r: read_lineage(r, "j1")))
+    assert "" not in needed
+
+
+async def test_a_version_that_a_replay_brought_back_keeps_its_directory(deps: Deps) -> None:
+    """Its row changed between the look and the forgetting."""
+    job = await running(deps)
+    seen = Publication("j1", 0, "a" * 64, PublicationState.RETIRED, "", "", "old", (), 0.0)
+    await deps.store.write(lambda tx: tx.put(replace(seen, state=PublicationState.PUBLISHED, directory="new")))
+    await deps.store.write(lambda tx: _forget_directories(tx, [seen]))
+    assert [p.directory for p in await public(deps, job_id=job.id)] == ["new"]
+
+
+async def test_one_claimed_rate_does_not_move_what_a_version_takes_to_spread(deps: Deps) -> None:
+    assert deps.presence.median_uplink() == UPLINK_GUESS
+    for number, uplink in enumerate((0.0, 2e6, 3e6, 1e12)):
+        deps.presence.hear(Heard(f"w{number}", 1, 0.0, uplink=uplink))
+    assert deps.presence.median_uplink() == 3e6

@@ -11,13 +11,14 @@ from blake3 import blake3
 from coordinator.adapters.seeder_process import SeederProcess, SeederSettings
 from coordinator.domain.model import EdgeRow, JobState, Publication, PublicationState
 from coordinator.service.deps import Deps
-from coordinator.service.seeding import ABANDONED_S, FETCH_PATIENCE_S, Documents, seed
+from coordinator.service.seeding import ABANDONED_S, FETCH_PATIENCE_S, REREAD_S, Documents, seed
 from coordinator.wire.signing import public_hex
 from p2p.domain.batches import Batch, Chain, text_hash
 from p2p.domain.batching import edge_batches
 from p2p.domain.hops import Hop
 from p2p.domain.manifest import Edge, Piece
 from p2p.domain.signing import sign_batch
+from tests.integration.driving.counting import CountingStore
 from tests.integration.driving.test_replaced_versions import running
 
 
@@ -196,3 +197,28 @@ async def test_other_batches_under_the_same_transfer_are_not_offered(deps: Deps,
     seeder.batch(told[0], "s")
     seeder.batch(other, "s")
     assert seeder.seeded() == {}
+
+
+async def test_documents_are_read_when_something_changed_and_not_with_every_look(deps: Deps, tmp_path: Path) -> None:
+    await running(deps)
+    rows = [edge_row(number, base=number - 1) for number in (1, 2, 3)]
+    await put(deps, *rows[:2], publication(1), publication(2))
+    counting = CountingStore(deps.store)
+    counted = replace(deps, store=counting)
+    seeder, documents = seeder_of(deps, tmp_path), Documents()
+    await seed(counted, seeder, documents)
+    assert counting.rows[EdgeRow] == 4, "each once, and once more to tell its batches"
+    for _ in range(5):
+        await seed(counted, seeder, documents)
+    assert (counting.rows[EdgeRow], counting.rows[Publication]) == (4, 2)
+    counted.presence.fetches("w", "j1", 2, at=deps.clock.now(), edges=frozenset({rows[0].id}))
+    await put(deps, rows[2], publication(3))
+    await seed(counted, seeder, documents)
+    assert set(seeder.seeded()) == {transfer(row) for row in rows}
+    read = counting.rows[EdgeRow]
+    documents.forget()
+    await seed(counted, seeder, documents)
+    assert counting.rows[EdgeRow] == read + 3
+    deps.clock.at += REREAD_S
+    await seed(counted, seeder, documents)
+    assert counting.rows[EdgeRow] == read + 6

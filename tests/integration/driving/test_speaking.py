@@ -133,10 +133,13 @@ async def test_what_gossip_brings_stands_on_the_board_until_the_job_ends(deps: D
     assert validate(HOLDER, have)
     assert not validate("cd" * 32, have), "another's word on it"
     receive(HOLDER, have)
-    assert on(board, "haves") == [have]
+    assert on(board, "haves") == [], "it would go to everyone who polls"
+    receive, _ = net.topics["j1/versions"]
+    receive(HOLDER, b"signed")
+    assert on(board, "versions") == [b"signed"]
     await deps.store.write(lambda tx: tx.put(replace(job, state=JobState.COMPLETED)))
     await voice.look()
-    assert (on(board, "haves"), net.topics) == ([], {})
+    assert (on(board, "versions"), net.topics) == ([], {})
 
 
 def worker(seed: int, state: WorkerState = WorkerState.ACTIVE, **peer: object) -> Worker:

@@ -190,6 +190,24 @@ async def test_a_certificate_without_a_valid_statement_is_refused(coordinator: A
         await client_of().connect()
 
 
+async def test_a_certificate_that_changes_while_it_is_looked_at_is_worth_another_try(
+    coordinator: Any, client_of: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that was looked at is not the one that is served next."""
+    await coordinator.start(tls=True)
+    client = client_of()
+    with monkeypatch.context() as patched:
+
+        async def before_it_changed(_: Any) -> str:
+            return "ab" * 32
+
+        patched.setattr("worker_node.adapters.trust.served_certificate", before_it_changed)
+        with pytest.raises(CallError, match="changed between two connections") as caught:
+            await client.connect()
+    assert caught.value.outcome is Outcome.TRY_AGAIN
+    assert (await client.connect()).how == "pinned certificate"
+
+
 async def test_a_statement_signed_by_another_key_is_refused(coordinator: Any, client_of: Make) -> None:
     """The identity names the right key but cannot sign with it."""
     await coordinator.start(tls=True)

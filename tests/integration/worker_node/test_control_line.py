@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from p2p.adapters.control.desk import Desk
 from p2p.adapters.control.net import ControlConfig, ControlNet
 from p2p.domain.control_board import Board
 from p2p.domain.control_messages import Announcement, HaveMap, SignedBatch, may_say
+from worker_node.adapters import control as control_module
 from worker_node.adapters import tidings as tidings_module
 from worker_node.adapters.control import ControlLine
 from worker_node.adapters.tidings import Tidings
@@ -84,7 +87,7 @@ Make = Callable[..., Worker]
 
 @pytest.fixture
 def desk() -> Desk:
-    made = Desk(Board(), lambda _topic, author, payload: may_say(author, payload, coordinator=PUBLIC))
+    made = Desk(Board(), lambda topic, author, payload: may_say(topic, author, payload, coordinator=PUBLIC))
 
     async def answer(asker: str, payload: bytes) -> bytes:
         return b"over https"
@@ -116,9 +119,7 @@ async def net() -> AsyncIterator[ControlNet]:
 
     running.handle(PEERS, answer)
     for what in ("versions", "batches", "haves"):
-        running.subscribe(
-            f"job/{what}", lambda *_: None, validate=lambda author, payload: may_say(author, payload, coordinator=PUBLIC)
-        )
+        running.subscribe(f"job/{what}", lambda *_: None, validate=partial(may_say, f"job/{what}", coordinator=PUBLIC))
     await running.start()
     yield running
     await running.close()
@@ -175,3 +176,33 @@ async def test_a_worker_without_libp2p_hears_and_says_the_same_over_the_board(
     worker.tidings.work_for(None)
     assert worker.tidings.words == ""
     assert worker.line.way == "https (--no-libp2p)", "the place is of no use"
+
+
+async def test_a_place_that_is_told_while_another_is_tried_is_not_lost(
+    make: Make, net: ControlNet, until: Callable[..., Awaitable[None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first place whose name does not resolve fails after the second was told; failing again, it is tried again when it is told again."""
+    begun, go = threading.Event(), threading.Event()
+    tries: list[int] = []
+
+    def resolve(host: str, family: object) -> str:
+        tries.append(len(tries))
+        if len(tries) == 1:
+            raise OSError("no such name")
+        if len(tries) == 2:
+            begun.set()
+            assert go.wait(10)
+            raise OSError("no such name")
+        return host
+
+    monkeypatch.setattr(control_module, "resolve", resolve)
+    worker = make()
+    wrong = ControlPlace(host="0.0.0.0", port=1)
+    worker.line.told(wrong, ())
+    await until(lambda: worker.line._told is None, "the first try fails")
+    worker.line.told(wrong, ())
+    await until(begun.is_set, "it is tried again")
+    worker.line.told(place(net), ())
+    go.set()
+    await until(lambda: worker.line.way == "libp2p", "the second place is taken")
+    assert len(tries) == 3

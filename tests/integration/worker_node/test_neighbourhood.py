@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -24,9 +24,13 @@ class Dials:
     def __init__(self) -> None:
         self.met: list[tuple[str, dict[str, tuple[str, int]]]] = []
         self.unasked: list[str] = []
+        self.nobody = 0
 
     def meet(self, job_id: str, found: Any) -> None:
         self.met.append((job_id, {peer.worker_id: place for peer, place in found}))
+
+    def meet_nobody(self) -> None:
+        self.nobody += 1
 
     def meet_nobody_new(self, job_id: str) -> None:
         self.unasked.append(job_id)
@@ -38,11 +42,13 @@ class Coordinator:
     def __init__(self, *peers: Neighbour) -> None:
         self.peers: tuple[Neighbour, ...] | None = peers
         self.asked: list[str] = []
+        self.turns = False
 
     async def post(self, path: str, body: bytes) -> bytes:
         self.asked.append(PeersRequest.from_bytes(Ask.from_bytes(body).payload).job_id)
         if self.peers is None:
             raise ConnectionRefusedError("down")
+        self.peers = self.peers[::-1] if self.turns else self.peers
         return PeersReply(self.peers).to_bytes()
 
 
@@ -51,10 +57,12 @@ def peer(worker_id: str, host: str | None, port: int = 4000) -> Neighbour:
 
 
 @asynccontextmanager
-async def asking(coordinator: Coordinator, *, host: str = "localhost") -> AsyncIterator[tuple[Neighbourhood, Dials]]:
+async def asking(
+    coordinator: Coordinator, *, host: str = "localhost", met: Callable[[Sequence[Neighbour]], None] = lambda _: None
+) -> AsyncIterator[tuple[Neighbourhood, Dials]]:
     dials = Dials()
     control = HttpsControl(coordinator.post, coordinator=KEY)
-    around = Neighbourhood(dials, control, coordinator_key=KEY, coordinator_host=host)  # type: ignore[arg-type]
+    around = Neighbourhood(dials, control, coordinator_key=KEY, coordinator_host=host, met=met)  # type: ignore[arg-type]
     task = asyncio.create_task(around.run())
     try:
         yield around, dials
@@ -111,7 +119,8 @@ async def test_the_same_answer_again_is_asked_for_less_often(monkeypatch: pytest
     """And an answer that is none changes nobody's connections."""
     monkeypatch.setattr(neighbourhood, "EVERY_S", 0.05)
     monkeypatch.setattr(neighbourhood, "RARELY_S", 0.4)
-    coordinator = Coordinator(peer("w-b", "8.8.8.8"))
+    coordinator = Coordinator(peer("w-b", "8.8.8.8"), peer("w-c", "9.9.9.9"))
+    coordinator.turns = True  # the same peers, by their uplinks of the moment
     async with asking(coordinator) as (around, dials):
         around.work_for("job", ())
         await soon(lambda: len(coordinator.asked) >= 5)  # after 0.05, 0.1, 0.2 and 0.4 s
@@ -122,3 +131,17 @@ async def test_the_same_answer_again_is_asked_for_less_often(monkeypatch: pytest
         await soon(lambda: len(dials.unasked) >= 3)
         assert len(dials.met) <= met + 1
         assert dials.unasked[0] == "job"
+
+
+async def test_without_a_job_nobody_is_met() -> None:
+    """Before the first job nothing is asked, and after the last one everybody is let go."""
+    coordinator = Coordinator(peer("w-b", "8.8.8.8"))
+    named: list[int] = []
+    async with asking(coordinator, met=lambda peers: named.append(len(peers))) as (around, dials):
+        await soon(lambda: dials.nobody == 1)
+        around.work_for("job", ())
+        await soon(lambda: len(dials.met) == 1)
+        around.work_for(None, ())
+        await soon(lambda: dials.nobody == 2)
+        assert named == [0, 1, 0]
+        assert coordinator.asked == ["job"]

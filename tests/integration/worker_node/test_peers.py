@@ -11,9 +11,13 @@ from typing import Any
 
 import pytest
 
+from p2p.adapters.bulk.events import BatchSeen, PeerClosed
 from p2p.adapters.piece_store import PieceStore, UnsyncedFiles
+from p2p.adapters.tls import self_signed
 from p2p.codec.pieces import name
-from tests.integration.p2p.bulk.nodes import Node, holds_all, make_pieces, running
+from p2p.domain.addresses import PeerInfo
+from p2p.domain.batches import Batch
+from tests.integration.p2p.bulk.nodes import Node, holds_all, make_pieces, running, ticket
 from tests.integration.worker_node.peers_here import HERE, met, offer, peers_here, transfer_of
 from worker_node.adapters.peers import Peers
 from worker_node.config import LinkSettings
@@ -273,3 +277,78 @@ async def test_pieces_that_were_swept_are_not_there_because_they_were_complete(t
             PieceStore(store.root).remove(name(data[1]).digest)
             assert await bring(peers, {transfer: 1})
             assert not holds_all(store, data)
+
+
+async def test_a_peer_that_is_left_out_is_let_go_once_nothing_is_under_way(tmp_path: Path, until: Until) -> None:
+    """Neighbours that flap cut no transfer off: the link that carries pieces stays, an idle one ends."""
+    data = make_pieces(40, 10_000)
+    transfer, batches = transfer_of(data, version=1)
+    busy, idle = Node(tmp_path, "w-b", up=100_000.0), Node(tmp_path, "w-c", wants=lambda first: False)
+    with running(busy, idle):
+        offer(busy, batches, data)
+        async with peers_here(tmp_path) as (peers, _):
+            met(peers, busy, idle)
+            told: list[int] = []
+            task = asyncio.create_task(bring(peers, {transfer: 1}, told))
+            await until(lambda: told and len(peers.state().links) == 2, "two links, one at work")
+            first = next(link.bytes_down for link in peers.state().links if link.peer == "w-b")
+            met(peers)
+            await until(lambda: len(peers.state().links) == 1, "the idle link ends")
+            assert await task
+            (link,) = peers.state().links
+            assert (link.peer, link.bytes_down) == ("w-b", 400_000)
+            assert 0 < first < 400_000
+            met(peers)
+            met(peers)
+            await until(lambda: not peers.state().links, "the other one, when it is idle")
+
+
+async def test_a_link_that_the_peer_dialled_is_the_peers_to_end(tmp_path: Path, until: Until, unused_port: int) -> None:
+    node = Node(tmp_path, "w-b")
+    with running(node):
+        async with peers_here(tmp_path, listens=unused_port) as (peers, store):
+            _, _, certificate = self_signed(store.root / "tls", ("127.0.0.1", HERE))
+            node.node.dial(PeerInfo("127.0.0.1", unused_port, certificate), ticket("w-b", HERE))
+            await until(lambda: peers.is_connected("job"), "the peer's link")
+            met(peers, node)
+            met(peers)
+            peers.meet_nobody()
+            await asyncio.sleep(0.3)
+            assert [link.dialled for link in peers.state().links] == [False]
+            assert not any(isinstance(event, PeerClosed) for event in node.told), "not ended and dialled again"
+
+
+async def test_after_the_last_job_nothing_is_left(tmp_path: Path, until: Until) -> None:
+    data = make_pieces(3, SIZE)
+    transfer, batches = transfer_of(data, version=1)
+    node = Node(tmp_path, "w-b")
+    with running(node):
+        offer(node, batches, data)
+        async with peers_here(tmp_path) as (peers, _):
+            met(peers, node)
+            assert await bring(peers, {transfer: 1})
+            peers.meet_nobody()
+            await until(lambda: not peers.state().links, "the link ends")
+            assert (known(peers), peers.pieces) == (set(), frozenset())
+            met(peers, node)
+            assert await bring(peers, {transfer: 1}), "brought again, it is taken part in again"
+
+
+async def test_what_is_let_go_stays_so_until_it_is_asked_for(tmp_path: Path, until: Until) -> None:
+    """Complete or not, taken unasked or not; and what the node told of it before, but is heard late, brings nothing back."""
+    data = make_pieces(3, SIZE)
+    transfer, batches = transfer_of(data, version=2, base=BASE)
+    node = Node(tmp_path, "w-b")
+    with running(node):
+        offer(node, batches, data)
+        async with peers_here(tmp_path) as (peers, store):
+            peers.hold([BASE])
+            met(peers, node)
+            await until(lambda: holds_all(store, data) and len(peers.pieces) == 3, "the delta")
+            peers.forget([transfer])
+            first = Batch.from_json(batches[0][0])
+            peers._heard(BatchSeen(transfer, first, *batches[0], "w-b"))
+            peers.take_batch(*batches[0])
+            assert (known(peers), peers.pieces) == (set(), frozenset())
+            assert await bring(peers, {transfer: 2})
+            assert len(peers.pieces) == 3

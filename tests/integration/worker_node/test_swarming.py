@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,16 @@ from p2p.codec.pieces import name
 from p2p.domain.control_messages import Neighbour
 from p2p.domain.manifest import Manifest
 from p2p.domain.signing import sign_batch
+from p2p.errors import ApplyFailed, FetchFailed
 from tests.integration.p2p.bulk.nodes import COORDINATOR, Node, public
 from tests.integration.p2p.bulk.nodes import running as nodes_running
 from tests.integration.worker_node.peers_here import neighbour
 from tests.integration.worker_node.test_worker import Until, running, settings_for
-from worker_node.adapters import identity
+from worker_node.adapters import identity, swarm
 from worker_node.config import LinkSettings
 from worker_node.domain import patience
+from worker_node.domain.weights import Forthcoming, Version
+from worker_node.runtime import Runtime
 
 
 @pytest.fixture
@@ -101,6 +104,10 @@ def on_disk(state_dir: Path) -> set[str]:
 
 def digests(manifest: Manifest, encoding: str) -> set[str]:
     return {piece.digest for edge in manifest.edges if edge.encoding == encoding for piece in edge.pieces}
+
+
+def all_digests(manifest: Manifest) -> set[str]:
+    return {piece.digest for piece in manifest.all_pieces()}
 
 
 async def test_a_worker_gets_every_edge_from_a_peer(
@@ -279,3 +286,89 @@ async def test_pieces_in_the_store_are_kept_while_peers_exchange_them(
             await until(lambda: small.confirms[-1].version == 1, "version 1")
             assert left.digest not in on_disk(state_dir)
             assert ahead <= on_disk(state_dir)
+
+
+async def offered(runtime: Runtime, coordinator: Any, number: int) -> Version:
+    version = Version("job", number, coordinator.manifests[number].digest)
+    await runtime._swarm.offer(version, epoch=runtime._epoch)
+    return version
+
+
+def bring(runtime: Runtime, version: Version) -> Awaitable[Any]:
+    return runtime._swarm.bring(version, epoch=lambda: runtime._epoch, on_progress=lambda here, total: None)
+
+
+async def test_versions_that_cannot_be_applied_do_not_fill_the_disk(
+    small: Any, make_next: Callable[[int], Path], tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each comes whole from a peer and is not applied; of the earlier ones nothing is left, and no transfer goes on."""
+    state_dir = tmp_path / "worker"
+    small.publish(make_next(0), 0)
+    node = Node(tmp_path, "w-b")
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise ApplyFailed("other bits came out")
+
+    with nodes_running(node):
+        fill(node, small, 0)
+        small.peers = (named(node, state_dir),)
+        async with running(settings_for(small, state_dir)) as (runtime, _):
+            await until(lambda: small.confirms, "version 0")
+            monkeypatch.setattr(swarm, "assemble", fails)
+            for number in range(1, 6):
+                small.encode(make_next(number), number, base=0)
+                fill(node, small, number)
+                version = await offered(runtime, small, number)
+                with pytest.raises(ApplyFailed):
+                    await bring(runtime, version)
+                delta = digests(small.manifests[number], "delta")
+                assert delta <= on_disk(state_dir)
+                assert on_disk(state_dir) <= all_digests(small.manifests[0]) | all_digests(small.manifests[number])
+            kept = {one.version for one in runtime._peers.state().transfers}
+            assert kept <= {0, 5}
+
+
+async def test_a_version_whose_turn_comes_late_is_brought_all_the_same(
+    small: Any, make_next: Callable[[int], Path], tmp_path: Path, until: Until
+) -> None:
+    """Four newer ones are offered meanwhile; one that was never offered is a failed fetch and no more."""
+    small.publish(make_next(0), 0)
+    async with running(settings_for(small, tmp_path / "worker")) as (runtime, _):
+        await until(lambda: small.confirms, "version 0")
+        for number in range(1, 6):
+            small.encode(make_next(number), number, base=0)
+        first = await offered(runtime, small, 1)
+        async with runtime._swarm._turn:
+            late = asyncio.ensure_future(bring(runtime, first))
+            for number in range(2, 6):
+                await offered(runtime, small, number)
+        assert (await late).version == first
+        with pytest.raises(FetchFailed, match="not at hand any more"):
+            await bring(runtime, Version("job", 1, "0" * 64))
+
+
+async def test_nothing_is_fetched_while_pieces_ahead_are_removed(
+    small: Any, make_next: Callable[[int], Path], tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fetch counts what is in the store: it begins before the clean-up or after it."""
+    base = small.publish(make_next(0), 0)
+    async with running(settings_for(small, tmp_path / "worker")) as (runtime, _):
+        await until(lambda: small.confirms, "version 0")
+        small.encode(make_next(1), 1, base=0)
+        version = await offered(runtime, small, 1)
+        go = asyncio.Event()
+
+        async def start(*_: Any, **__: Any) -> None:
+            await go.wait()
+
+        monkeypatch.setattr(runtime._swarm._prefetch, "start", start)
+        news = Forthcoming("job", 2, base.digest, "a" * 64)
+        ahead = asyncio.create_task(runtime._swarm.prefetch(news, epoch=lambda: runtime._epoch))
+        await until(runtime._swarm._turn.locked, "the clean-up")
+        pieces = small.requests["piece"]
+        fetch = asyncio.ensure_future(bring(runtime, version))
+        await asyncio.sleep(0.2)
+        assert small.requests["piece"] == pieces
+        go.set()
+        await ahead
+        assert (await fetch).version == version

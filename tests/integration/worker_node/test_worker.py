@@ -18,9 +18,12 @@ from worker_node.adapters import identity
 from worker_node.adapters.status_file import Lock, holder, read_status
 from worker_node.app import build, run_worker
 from worker_node.config import EngineSettings, WorkerSettings
+from worker_node.domain import instructions as do
+from worker_node.domain.events import Outcome
 from worker_node.domain.instructions import Stop
 from worker_node.domain.session import EXIT_ENGINE, EXIT_FENCED, EXIT_OK
-from worker_node.errors import ConfigError
+from worker_node.domain.weights import Forthcoming, Version
+from worker_node.errors import CallError, ConfigError, TrustError
 from worker_node.runtime import Runtime
 
 Until = Callable[..., Any]
@@ -372,3 +375,46 @@ async def test_an_impostor_in_between_does_not_end_a_worker_that_had_joined(
         assert not task.done()
         coordinator.identity_key = None
         await until(lambda: len(coordinator.beats) > seen + 1, "beats again")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [TrustError("another certificate"), OSError(28, "No space left on device"), CallError(Outcome.TRY_AGAIN, "tls", "changed")],
+)
+async def test_trouble_with_network_trust_or_disk_is_no_internal_fault(
+    coordinator: Any,
+    make_model: Callable[[int], Path],
+    tmp_path: Path,
+    until: Until,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+) -> None:
+    """Whatever is under way when it comes: the worker goes on when it is over."""
+
+    async def fails(*_: Any, **__: Any) -> None:
+        raise error
+
+    def cannot_keep(_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("worker_node.runtime.warm_up", cannot_keep)
+    monkeypatch.setattr("worker_node.runtime.ACCOUNT_EVERY_S", 0.05)
+    await coordinator.start()
+    base = coordinator.publish(make_model(0), 0)
+    async with running(settings_for(coordinator, tmp_path / "worker")) as (runtime, task):
+        await until(lambda: coordinator.confirms, "the confirmation")
+        coordinator.encode(make_model(1), 1)
+        version = Version("job", 1, coordinator.manifests[1].digest)
+        await runtime._swarm.offer(version, epoch=runtime._epoch)
+        with monkeypatch.context() as patched:
+            for call in ("heartbeat", "lease", "manifest", "batches", "account"):
+                patched.setattr(runtime._client, call, fails)
+            patched.setattr(runtime._swarm, "_fetch", fails)
+            news = Forthcoming("job", 2, base.digest, "a" * 64)
+            for instruction in (do.Weigh(version), do.FetchManifest(version), do.FetchPieces(version), do.Prefetch(news)):
+                runtime._perform(instruction)
+            await asyncio.sleep(0.3)
+            assert not task.done()
+        seen = len(coordinator.beats)
+        await until(lambda: len(coordinator.beats) > seen + 1, "beats again")
+        assert not any("internal fault" in note.reason for note in runtime._session.report().notes)

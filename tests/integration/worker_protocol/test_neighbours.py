@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from coordinator.api import worker as worker_api
-from coordinator.domain.model import Invite, Job, Worker, WorkerState
+from coordinator.domain.model import Holding, Invite, Job, Worker, WorkerState
 from coordinator.service.control_desk import control_desk
 from coordinator.service.tokens import secret_hash
+from coordinator.service.worker_neighbours import ASKED_S, FRESH_S
 from coordinator.wire.messages import PeerAddress
 from coordinator.wire.signing import public_hex
 from p2p.domain.batches import Batch, text_hash
@@ -24,11 +25,14 @@ from p2p.domain.control_messages import PEERS, HaveMap, Neighbour, PeersReply, P
 from p2p.domain.manifest import Piece
 from p2p.domain.signing import sign_batch
 from p2p.domain.tickets import read_ticket
+from p2p.errors import ControlRefused
+from tests.integration.driving.counting import CountingStore
 from tests.integration.p2p.bulk.nodes import Node, running
 from tests.integration.p2p.bulk.stranger import Gone, Stranger
 
 PEER = {"host": "127.0.0.1", "port": 4000, "certificate_sha256": "c" * 64}
-TOPIC = "job/job-1/haves"
+TOPIC = "job-1/batches"
+HAVES = "job-1/haves"
 
 
 class SeederThere:
@@ -43,6 +47,14 @@ class SeederThere:
     def batch(self, text: str, signature: str) -> None: ...
 
     def retire(self, transfer: str) -> None: ...
+
+
+class StoppedClock:
+    def __init__(self, at: float) -> None:
+        self.at = at
+
+    def now(self) -> float:
+        return self.at
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +76,13 @@ async def peers(worker: Any, job_id: str = "job-1") -> dict[str, Neighbour]:
     return {one.worker_id: one for one in named}
 
 
+async def works(coordinator: Any, *workers: Any) -> None:
+    """They ask for the job's peers, so that they work for it; the next question reads the rows anew."""
+    for worker in workers:
+        await peers(worker)
+    coordinator.clock.added += FRESH_S
+
+
 async def test_peers_are_named_with_tickets_that_their_doors_accept(coordinator: Any, stranger: Any, tmp_path: Path) -> None:
     """A real bulk node takes the ticket from its holder, and from nobody else."""
     asker, server, deaf = stranger("asker"), stranger("server"), stranger("deaf")
@@ -75,6 +94,7 @@ async def test_peers_are_named_with_tickets_that_their_doors_accept(coordinator:
         address = {"host": node.address.host, "port": node.address.port, "certificate_sha256": node.address.certificate_sha256}
         await server.join(peer=address)
         await server.beat(uplink_bytes_per_s=3e6)
+        await works(coordinator, server, deaf)
         named = await peers(asker)
         assert list(named) == ["seeder", server.id], "the seeder first; nobody dials who does not listen, nor itself"
         found = named[server.id]
@@ -106,6 +126,7 @@ async def test_without_a_seeder_peers_are_named_all_the_same(coordinator: Any, s
     one, two = stranger("one"), stranger("two")
     await one.join(peer=PEER)
     await two.join()
+    await works(coordinator, one)
     assert set(await peers(two)) == {one.id}
     assert await peers(one) == {}
 
@@ -114,8 +135,10 @@ async def test_those_who_drain_still_serve_and_those_who_are_gone_do_not(coordin
     asker, other = stranger("asker"), stranger("other")
     await asker.join()
     await other.join(peer=PEER)
+    await works(coordinator, other)
     for state, is_named in ((WorkerState.DRAINING, True), (WorkerState.QUARANTINED, False), (WorkerState.GONE, False)):
         await coordinator.put(replace(await coordinator.get(Worker, other.id), state=state))
+        coordinator.clock.added += FRESH_S
         assert (other.id in await peers(asker)) == is_named, state
 
 
@@ -134,6 +157,7 @@ async def test_a_worker_is_told_only_of_jobs_that_it_may_serve(coordinator: Any,
     one, other = stranger("one"), stranger("other")
     await one.join(peer=PEER)
     await other.join(invite_code=coordinator.invite_code("q" * 43), peer=PEER | {"port": 4001})
+    await coordinator.put(Holding(other.id, "job-1", 0, "d" * 64, (), 0.0))
     problem = (await ask(other, PEERS, PeersRequest("job-1").to_bytes())).problem
     assert (problem.status, problem.code) == (422, "control_refused")
     assert "does not name job toy" in problem.detail
@@ -150,13 +174,61 @@ async def test_in_a_large_swarm_each_has_few_neighbours_and_few_have_the_seeder(
     for number in range(60):
         key = hashlib.sha256(str(number).encode()).hexdigest()
         others.append(replace(row, id=f"w-{number}", public_key=key, name=f"n{number}"))
-    await coordinator.put(*others)
+    await coordinator.put(*others, *(Holding(one.id, "job-1", 0, "d" * 64, (), 0.0) for one in others))
     named = set(await peers(first)) - {"seeder"}
     assert len(named) == 8
 
 
+async def test_neighbours_work_for_the_job(coordinator: Any, stranger: Any) -> None:
+    """They hold a version of it, fetch one, or asked for its peers lately: whoever only may serve it has no pieces of it."""
+    one, other = stranger("one"), stranger("other")
+    await one.join()
+    await other.join(peer=PEER)
+
+    async def named() -> set[str]:
+        coordinator.clock.added += FRESH_S
+        return set(await peers(one)) - {"seeder"}
+
+    assert await named() == set(), "it is here, and does nothing for the job"
+    await peers(other)
+    assert await named() == {other.id}
+    coordinator.clock.added += ASKED_S
+    await other.beat()
+    assert await named() == set(), "that was long ago"
+    coordinator.deps.presence.fetches(other.id, "job-1", 1, at=coordinator.clock.now())
+    assert await named() == {other.id}
+    coordinator.deps.presence.fetches(other.id, "job-2", 1, at=coordinator.clock.now())
+    assert await named() == set(), "it works for another one"
+    await coordinator.put(Holding(other.id, "job-1", 0, "d" * 64, (), 0.0))
+    assert await named() == {other.id}
+
+
+async def test_one_reading_serves_the_questions_of_a_second(coordinator: Any, stranger: Any, seeder: SeederThere) -> None:
+    """Each question costs its own worker's row; the others' rows are read once."""
+    worker = stranger("one")
+    await worker.join(peer=PEER)
+    row = await coordinator.get(Worker, worker.id)
+    keys = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(100)]
+    await coordinator.put(*(replace(row, id=f"w-{key[:8]}", public_key=key, name=key[:8]) for key in keys))
+    counting = CountingStore(coordinator.deps.store)
+    clock = StoppedClock(coordinator.clock.now())
+    desk = control_desk(replace(coordinator.deps, store=counting, clock=clock), seeder)
+    body = Ask(PEERS, PeersRequest("job-1").to_bytes()).to_bytes()
+    for key in keys:
+        await desk.post(key, "control/request", body)
+    assert counting.rows[Worker] <= 101 + 100
+    assert counting.rows[Invite] <= 1
+    clock.at += FRESH_S
+    before = counting.rows[Worker]
+    await desk.post(keys[0], "control/request", body)
+    assert counting.rows[Worker] - before == 101 + 1
+
+
 async def test_what_is_said_is_judged_and_found_by_those_who_poll(coordinator: Any, stranger: Any) -> None:
-    """Own have-maps and the coordinator's signed words stand on the board; others' have-maps and forgeries do not."""
+    """The coordinator's signed words stand on the board; forgeries and others' have-maps do not.
+
+    Own have-maps are taken and shown to nobody: each would go to everyone who polls.
+    """
     one, two = stranger("one"), stranger("two")
     await one.join()
     await two.join()
@@ -165,24 +237,50 @@ async def test_what_is_said_is_judged_and_found_by_those_who_poll(coordinator: A
     signed = SignedBatch(text, sign_batch(coordinator.key, text)).to_bytes()
     forged = SignedBatch(text, sign_batch(two.key, text)).to_bytes()
 
-    async def publish(worker: Any, payload: bytes) -> Any:
-        return await worker.call("control/publish", Publication(TOPIC, "slot", payload).to_bytes())
+    async def publish(worker: Any, topic: str, payload: bytes) -> Any:
+        return await worker.call("control/publish", Publication(topic, "slot", payload).to_bytes())
 
-    assert (await publish(one, mine)).status == 200
-    assert (await publish(two, signed)).status == 200
-    for payload in (mine, forged, b"{}", b"\xff" * 100):
-        problem = (await publish(two, payload)).problem
+    assert (await publish(one, HAVES, mine)).status == 200
+    assert (await publish(two, TOPIC, signed)).status == 200
+    for topic, payload in ((HAVES, mine), (TOPIC, forged), (TOPIC, b"{}"), (HAVES, b"\xff" * 100)):
+        problem = (await publish(two, topic, payload)).problem
         assert (problem.status, problem.code) == (422, "control_refused")
         assert "not admitted" in problem.detail
-    reply = await two.call("control/poll", Poll((TOPIC,), 0).to_bytes())
+    reply = await two.call("control/poll", Poll((TOPIC, HAVES), 0).to_bytes())
     page = page_from_bytes(reply.body)
-    assert [(one.author, one.payload) for one in page.values] == [
-        (public_hex(one.key), mine),
-        (public_hex(two.key), signed),
-    ]
+    assert [(one.author, one.payload) for one in page.values] == [(public_hex(two.key), signed)]
     again = page_from_bytes((await two.call("control/poll", Poll((TOPIC,), page.after).to_bytes())).body)
     assert again.values == ()
     assert text_hash(text)
+
+
+@pytest.mark.parametrize("path", ["control/poll", "control/publish"])
+async def test_the_board_is_for_those_who_may_serve_the_job(coordinator: Any, stranger: Any, path: str) -> None:
+    now = coordinator.clock.now()
+    await coordinator.put(Invite("i-2", secret_hash("q" * 43), "anna", 5, now, now + 99, jobs=("another",)))
+    one, other = stranger("one"), stranger("other")
+    await one.join()
+    await other.join(invite_code=coordinator.invite_code("q" * 43))
+
+    def body(topic: str) -> bytes:
+        return Poll((topic,), 0).to_bytes() if path.endswith("poll") else Publication(topic, "", b"{}").to_bytes()
+
+    for worker, topic, words in (
+        (other, TOPIC, "does not name job toy"),
+        (one, "job-9/versions", "job-9 does not exist"),
+        (one, "job-1/gossip", "is no topic"),
+        (one, "versions", "is no topic"),
+    ):
+        problem = (await worker.call(path, body(topic))).problem
+        assert (problem.status, problem.code) == (422, "control_refused")
+        assert words in problem.detail
+    await coordinator.put(replace(await coordinator.get(Worker, one.id), state=WorkerState.QUARANTINED, reason="three strikes"))
+    coordinator.clock.added += FRESH_S
+    assert "quarantined: three strikes" in (await one.call(path, body(TOPIC))).problem.detail
+    desk = control_desk(coordinator.deps, SeederThere())
+    await coordinator.put(replace(await coordinator.get(Worker, one.id), state=WorkerState.GONE))
+    with pytest.raises(ControlRefused, match="belongs to no worker that is here"):
+        await desk.post(public_hex(one.key), path, body(TOPIC))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2p.domain.batches import Batch
 from p2p.domain.control_board import (
     Ask,
     Board,
@@ -34,6 +35,7 @@ from p2p.domain.control_messages import (
     ranges_of,
     topic_of,
 )
+from p2p.domain.manifest import Piece
 from p2p.domain.signing import sign_batch
 from p2p.errors import ControlRefused
 
@@ -43,6 +45,8 @@ ANNOUNCEMENT = Announcement("job-1", 7, "ab" * 32, "cd" * 32).signed(COORDINATOR
 HAVES = HaveMap("ef" * 32, "12" * 32, 100, ((0, 3), (10, 1), (98, 2)), 1_000_000)
 NEIGHBOUR = Neighbour("w-1", "ef" * 32, Place("203.0.113.5", 7001), "34" * 32, Place("203.0.113.5", 7002), 500_000, "abc_-=.def")
 PEERS = PeersReply((NEIGHBOUR, Neighbour("w-2", "ee" * 32, None, "34" * 32, None, 0, "t.0")))
+TEXT = Batch("job-1", 7, "delta", "cd" * 32, 0, "", (Piece("ab" * 32, 1),), is_last=True).to_json()
+BATCH = SignedBatch(TEXT, sign_batch(COORDINATOR, TEXT))
 DOCUMENTS = [ANNOUNCEMENT, SignedBatch('{"a":1}', "ab" * 64), HAVES, PeersRequest("job-1"), PEERS]
 
 
@@ -122,15 +126,29 @@ def test_a_batch_is_passed_on_only_with_its_signature() -> None:
 
 
 def test_who_may_say_what() -> None:
-    batch = SignedBatch("{}", sign_batch(COORDINATOR, "{}"))
     stranger, holder = "99" * 32, HAVES.holder
-    for document in (ANNOUNCEMENT, batch):
-        assert may_say(stranger, document.to_bytes(), coordinator=PUBLIC), "anybody passes on what the coordinator signed"
-        assert not may_say(PUBLIC, document.to_bytes(), coordinator=stranger)
-    assert may_say(holder, HAVES.to_bytes(), coordinator=PUBLIC)
-    assert not may_say(stranger, HAVES.to_bytes(), coordinator=PUBLIC)
-    for payload in (b"", b"{}", PEERS.to_bytes(), PeersRequest("job-1").to_bytes()):
-        assert not may_say(PUBLIC, payload, coordinator=PUBLIC), "nothing else is published"
+    for topic, document in (("job-1/versions", ANNOUNCEMENT), ("job-1/batches", BATCH)):
+        assert may_say(topic, stranger, document.to_bytes(), coordinator=PUBLIC), "anybody passes on what the coordinator signed"
+        assert not may_say(topic, PUBLIC, document.to_bytes(), coordinator=stranger)
+    assert may_say("job-1/haves", holder, HAVES.to_bytes(), coordinator=PUBLIC)
+    assert not may_say("job-1/haves", stranger, HAVES.to_bytes(), coordinator=PUBLIC)
+    unread = SignedBatch("{}", sign_batch(COORDINATOR, "{}"))
+    for payload in (b"", b"{}", PEERS.to_bytes(), PeersRequest("job-1").to_bytes(), unread.to_bytes()):
+        for what in ("versions", "batches", "haves"):
+            assert not may_say(topic_of("job-1", what), PUBLIC, payload, coordinator=PUBLIC), "nothing else is published"
+
+
+@pytest.mark.parametrize(
+    "topic", ["job-2/versions", "job-2/batches", "job-1/other", "versions", "batches", "job-1", "job-1/x/batches"]
+)
+def test_a_document_is_said_under_its_own_topic_only(topic: str) -> None:
+    """A worker may not put what it holds, or what was signed for one job, where readers look for something else."""
+    for document in (ANNOUNCEMENT, BATCH, HAVES):
+        assert not may_say(topic, HAVES.holder, document.to_bytes(), coordinator=PUBLIC)
+    own = {"versions": ANNOUNCEMENT, "batches": BATCH, "haves": HAVES}
+    for what, document in own.items():
+        for other in own.keys() - {what}:
+            assert not may_say(topic_of("job-1", other), HAVES.holder, document.to_bytes(), coordinator=PUBLIC)
 
 
 def test_topics_of_the_longest_job_id_are_topics() -> None:
@@ -274,6 +292,25 @@ def test_the_board_is_bounded_in_all_and_for_each_author() -> None:
     board.put("v", A, "", b"d" * 1000)
     assert board.page(ALL, 0).values == ()
     assert [one.payload for one in board.page(frozenset({"v"}), 0).values] == [b"d" * 1000]
+
+
+def test_a_worker_has_few_slots_and_the_keepers_values_stay() -> None:
+    board = Board(keeper=A, most_bytes=1000, most_of_author=3, most_slots=2)
+    for number in range(8):
+        board.put("t", A, str(number), b"a" * 100)
+        board.put("t", B, str(number), b"b%d" % number)
+    assert [one.payload for one in board.page(ALL, 0).values if one.author == B] == [b"b6", b"b7"]
+    for topic in ("u", "v"):
+        board.put(topic, B, "", b"b" + topic.encode())
+    page = board.page(ALL | {"v"}, 0)
+    assert [one.payload for one in page.values if one.author == B] == [b"b7", b"bu", b"bv"], "three of an author in all"
+    board.put("t", B, "", b"c" * 500)
+    page = board.page(ALL | {"v"}, 0)
+    assert [one.author for one in page.values] == [A] * 8, "whoever fills the board loses its own values"
+    for number in range(8, 11):
+        board.put("t", A, str(number), b"a" * 100)
+    assert [one.number for one in board.page(ALL, 0).values][-1] == board.page(ALL, 0).after
+    assert len(board.page(ALL, 0).values) == 10, "its own oldest values go if nothing else is left"
 
 
 @pytest.mark.parametrize("body", [Publication("t/1", "s", b"\x00\xff"), Poll(("t", "u"), 7), Ask("/echo2/peers/1", b"{}")])

@@ -117,6 +117,18 @@ def publish(child: Process, batches: list[tuple[str, str]]) -> None:
         child.say(batch=text, signature=signature)
 
 
+def test_a_row_of_many_pieces_is_reported(tmp_path: Path) -> None:
+    """Whatever the report says must fit JSON: Python writes no integer of more than 4,300 digits, 14,283 bits."""
+    data = make_pieces(1, 64) * 20_000
+    put_all(PieceStore(tmp_path / "seeder", files=UNSYNCED_FILES), data[:1])
+    child = seeder(tmp_path)
+    with processes(child):
+        publish(child, make_batches(data, per_batch=500))
+        is_whole = lambda line: "state" in line and any(one["is_complete"] for one in line["state"]["transfers"])  # noqa: E731
+        (transfer,) = child.hear(is_whole)["state"]["transfers"]
+        assert (transfer["held"], "mask" in transfer) == (20_000, False)
+
+
 def test_the_seeder_reports_and_ends_with_its_stdin(tmp_path: Path) -> None:
     data = make_pieces(10, 50_000)
     put_all(PieceStore(tmp_path / "seeder", files=UNSYNCED_FILES), data)
