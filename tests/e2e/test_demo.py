@@ -40,18 +40,18 @@ def demo(out: Path, *options: str, timeout_s: float = 240) -> dict[str, object]:
     return shown
 
 
-@pytest.mark.parametrize(("staleness", "options"), [(0, ()), (2, ("--kill-a-worker",))])
-def test_small_demo(staleness: int, options: tuple[str, ...], tmp_path: Path, tiny_model: Path) -> None:
+@pytest.mark.parametrize(("staleness", "steps", "options"), [(0, 4, ()), (2, 15, ("--kill-a-worker",))])
+def test_small_demo(staleness: int, steps: int, options: tuple[str, ...], tmp_path: Path, tiny_model: Path) -> None:
     """A brought model and a Python reward; S = 0, and a killed worker."""
     environment = f"python:{HERE / 'rewards.py'}:digit_share"
     brought = ("--model", str(tiny_model), "--environment", environment, "--train", str(HERE / "prompts.jsonl"))
     report = demo(
-        tmp_path / "out", "--steps", "4", "--workers", "2", "--staleness", str(staleness), "--seed", "3", *brought, *options
+        tmp_path / "out", "--steps", str(steps), "--workers", "2", "--staleness", str(staleness), "--seed", "3", *brought, *options
     )
     assert set(report) >= PROMISED
-    assert (report["steps"], report["S"]) == (4, staleness)
+    assert (report["steps"], report["S"]) == (steps, staleness)
     assert report["max_staleness"] <= staleness
-    assert report["admitted"] == 4 * 16
+    assert report["admitted"] == steps * 16
     assert report["audit_ok"] is True
     assert report["killed_worker"] == ("worker-1" if options else None)
 

@@ -88,6 +88,7 @@ def main() -> int:
         print("libtorrent is not installed: pip install 'echo2[bench]', or choose other topologies", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts this in the background has it ignored
     try:
         if chosen.table:
             found = acceptance(carry, chosen)
