@@ -15,10 +15,10 @@ import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.adapters.child import child_environment
-from coordinator.service.seeding import SEEDER
 from coordinator.wire.messages import PeerAddress
 from p2p.adapters.durable import write_durably
 from p2p.domain.batches import Batch, text_hash
+from p2p.domain.tickets import SEEDER
 
 log = structlog.get_logger()
 LINE_LIMIT_BYTES = 16 << 20

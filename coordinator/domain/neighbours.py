@@ -13,9 +13,10 @@ from functools import lru_cache
 from hashlib import blake2b
 from heapq import nsmallest
 
+from p2p.domain.tickets import SEEDER
+
 NEIGHBOURS = 16  # more lock up pieces in queues, fewer leave peers stuck among slow ones
 MOST_UPLINK = 1.25e9  # bytes a second, 10 Gbit/s: workers claim their rates, and no claim above this buys a better place
-_SEEDER = "seeder"
 _MASK = (1 << 64) - 1
 
 
@@ -60,7 +61,7 @@ class Swarm:
 
     def _seeder_feeds(self, members: Sequence[Member]) -> frozenset[str]:
         """Half by hash alone, which no claim changes; half are the fastest of a fixed draw."""
-        drawn = self._closest(_SEEDER, members, 4 * self._most)
+        drawn = self._closest(SEEDER, members, 4 * self._most)
         half = self._most // 2
         fast = sorted(drawn[half:], key=self._fastest_first)[: self._most - half]
         return frozenset(one.worker_id for one in (*drawn[:half], *fast))

@@ -39,9 +39,9 @@ from coordinator.service.job_ports import Publisher, SignedManifest
 from coordinator.service.ports import Reader, Tx
 from coordinator.service.recording import record_event, record_metrics
 from coordinator.service.worker_leases import end_leases
+from coordinator.service.worker_presence import FETCH_PATIENCE_S
 from coordinator.wire.learner_link import Snapshotted
 
-FETCH_PATIENCE_S = 900.0  # a fetch that showed no sign for so long no longer keeps its version
 RECENT = 20  # steps and refreshes that the measured inputs of kappa look back on
 
 

@@ -17,6 +17,7 @@ from coordinator.domain.model import EdgeRow, Job, JobState, Publication, Public
 from coordinator.domain.states import TERMINAL
 from coordinator.service.deps import VERSIONS, Deps
 from coordinator.service.ports import Reader
+from coordinator.service.worker_presence import FETCH_PATIENCE_S
 from coordinator.wire.messages import PeerAddress
 from p2p.domain.batches import text_hash
 from p2p.domain.batching import edge_batches
@@ -24,10 +25,8 @@ from p2p.domain.hops import Hop
 from p2p.domain.signing import sign_batch
 
 log = structlog.get_logger()
-SEEDER = "seeder"  # its name as a peer: tickets name it, and no worker id looks like it
 NEWEST = 2  # versions whose edges are always offered
 LOOK_S = 2.0
-FETCH_PATIENCE_S = 900.0
 REREAD_S = 60.0  # figures of rows may stay although the rows change
 ABANDONED_S = 60.0  # between an encoding and its row, or its next try, lies less
 

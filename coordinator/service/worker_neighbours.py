@@ -14,18 +14,18 @@ from coordinator.domain.model import Holding, Invite, Job, Worker, WorkerState
 from coordinator.domain.neighbours import MOST_UPLINK, Member, Swarm
 from coordinator.service.deps import Deps
 from coordinator.service.ports import Reader
-from coordinator.service.seeding import SEEDER, Seeder
+from coordinator.service.seeding import Seeder
 from coordinator.service.worker_places import may_serve
+from coordinator.service.worker_presence import FETCH_PATIENCE_S
 from coordinator.wire.messages import PeerAddress
 from coordinator.wire.signing import public_hex
 from p2p.domain.control_messages import Neighbour, PeersReply, Place
-from p2p.domain.tickets import Ticket, sign_ticket
+from p2p.domain.tickets import SEEDER, Ticket, sign_ticket
 from p2p.errors import ControlRefused
 
 TICKET_S = 3600
 FRESH_S = 1.0
 ASKED_S = 60.0  # who asked for a job's peers works for it for so long
-FETCH_PATIENCE_S = 900.0
 MOST_ASKED = 1 << 16
 LIVE = (WorkerState.STANDBY, WorkerState.ACTIVE, WorkerState.DRAINING)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 UPLINK_GUESS = 12.5e6  # bytes a second
+FETCH_PATIENCE_S = 900.0  # a fetch that showed no sign for so long keeps nothing any more
 
 
 @dataclass(frozen=True, slots=True)

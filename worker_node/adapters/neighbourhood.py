@@ -12,8 +12,9 @@ import structlog
 from p2p.adapters.control.ports import Control
 from p2p.domain.addresses import may_dial
 from p2p.domain.control_messages import PEERS, Neighbour, PeersReply, PeersRequest
+from p2p.domain.tickets import SEEDER
 from p2p.errors import ControlError
-from worker_node.adapters.peers import SEEDER, Peers
+from worker_node.adapters.peers import Peers
 
 log = structlog.get_logger("peers")
 EVERY_S, RARELY_S = 5.0, 30.0  # doubled from the one to the other while the answers stay the same

@@ -25,13 +25,13 @@ from p2p.adapters.piece_store import PieceStore
 from p2p.domain.addresses import PeerInfo
 from p2p.domain.batches import Batch, text_hash
 from p2p.domain.control_messages import Neighbour
+from p2p.domain.tickets import SEEDER
 from p2p.errors import BatchRefused, SwarmError
 from worker_node.config import LinkSettings, PeerSettings
 from worker_node.domain.patience import Patience, first_wait_s
 from worker_node.errors import ConfigError
 
 log = structlog.get_logger("peers")
-SEEDER = "seeder"
 GONE = 1024  # transfers that were let go and are remembered
 
 

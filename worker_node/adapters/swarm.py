@@ -27,12 +27,13 @@ from p2p.domain import lineage
 from p2p.domain.hops import Hop, hops_of
 from p2p.domain.manifest import Manifest, Piece
 from p2p.domain.signing import check_hop, check_manifest
+from p2p.domain.tickets import SEEDER
 from p2p.errors import ApplyFailed, FetchFailed, ManifestError, SwarmError
 from worker_node.adapters.coordinator_client import CoordinatorClient
 from worker_node.adapters.downlink import Downlink
 from worker_node.adapters.engine import Weights
 from worker_node.adapters.origin import ORIGIN, CoordinatorPieces
-from worker_node.adapters.peers import SEEDER, Peers
+from worker_node.adapters.peers import Peers
 from worker_node.adapters.prefetch import Prefetch
 from worker_node.domain.events import FetchFinished
 from worker_node.domain.weights import Forthcoming, Version

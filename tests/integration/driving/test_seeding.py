@@ -11,7 +11,8 @@ from blake3 import blake3
 from coordinator.adapters.seeder_process import SeederProcess, SeederSettings
 from coordinator.domain.model import EdgeRow, JobState, Publication, PublicationState
 from coordinator.service.deps import Deps
-from coordinator.service.seeding import ABANDONED_S, FETCH_PATIENCE_S, REREAD_S, Documents, seed
+from coordinator.service.seeding import ABANDONED_S, REREAD_S, Documents, seed
+from coordinator.service.worker_presence import FETCH_PATIENCE_S
 from coordinator.wire.signing import public_hex
 from p2p.domain.batches import Batch, Chain, text_hash
 from p2p.domain.batching import edge_batches
