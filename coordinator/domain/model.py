@@ -293,6 +293,24 @@ class WorkerSession:
 
 
 @dataclass(frozen=True, slots=True)
+class QuoteRow:
+    """A worker's activation for a job, and the pay that was agreed with it (`pricing.quotes`). Open rows are the active set."""
+
+    id: str
+    job_id: str
+    worker_id: str
+    session_epoch: int
+    role: str  # active: may take leases | spare: kept ready
+    uusd_per_million_tokens: int | None  # accepted tokens; None: no rate was measured yet, active time is paid instead
+    uusd_per_idle_hour: int  # active time in which the coordinator gave no work; without a rate: all active time
+    made_at: float
+    expires_at: float
+    reason: str  # why it was chosen
+    ended_at: float | None = None
+    ended_because: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Holding:
     """A version that a worker confirmed by canary."""
 

@@ -94,6 +94,7 @@ TABLES: dict[type[Any], sa.Table] = {
     model.CheckpointRow: _table("checkpoints", model.CheckpointRow, ("job_id", "step")),
     model.Worker: _table("workers", model.Worker, ("id",), unique=(("public_key",),), index=(("state",), ("invite_id",))),
     model.WorkerSession: _table("worker_sessions", model.WorkerSession, ("worker_id", "epoch"), index=(("last_seen_at",),)),
+    model.QuoteRow: _table("quotes", model.QuoteRow, ("id",), index=(("job_id", "ended_at"), ("worker_id", "ended_at"))),
     model.Holding: _table("holdings", model.Holding, ("worker_id", "job_id", "version", "digest"), index=(("job_id", "version"),)),
     model.Invite: _table("invites", model.Invite, ("id",), unique=(("code_hash",),)),
     model.ApiToken: _table("api_tokens", model.ApiToken, ("id",), unique=(("secret_hash",),)),

@@ -89,6 +89,12 @@ class WorkersConfig(Section):
     trust: Literal["any", "audited", "named"] = "any"
     engines: tuple[Literal["torch", "vllm", "scripted"], ...] = ("torch", "vllm")
     names: tuple[str, ...] = ()
+    activation: Literal["market", "all"] = Field(
+        "market",
+        description="market: the cheapest workers that keep the learner busy, and all that ask for no money; all: whoever may",
+    )
+    headroom: float = Field(1.15, ge=1, le=10, description="market: this many times the rate that keeps the learner busy")
+    weight: float = Field(1.0, gt=0, le=1000, description="market: the job's share of a pool that is too small for all jobs")
 
 
 class BudgetConfig(Section):
