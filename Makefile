@@ -2,6 +2,9 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 export OMP_NUM_THREADS := 1
 ARGS ?=
+# Tests run in so many processes, a file's tests in one of them; `PROCESSES=0` for one process and its output as it comes.
+PROCESSES ?= 2
+PYTEST = $(PY) -m pytest -n $(PROCESSES) --dist loadfile
 
 .PHONY: setup p2p demo test test-all check bench clean bench-swarm bench-codec
 
@@ -39,10 +42,10 @@ check: setup
 	  --cov-report=term-missing:skip-covered --cov-fail-under=100
 
 test: setup
-	$(PY) -m pytest tests $(ARGS)
+	$(PYTEST) tests $(ARGS)
 
 test-all: setup
-	$(PY) -m pytest tests --long $(ARGS)
+	$(PYTEST) tests --long $(ARGS)
 
 bench: setup
 	$(PY) -m tests.bench $(ARGS)

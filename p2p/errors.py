@@ -10,6 +10,7 @@ SwarmError
 ├── ApplyFailed     pieces could not be turned into a snapshot; what was there before is kept
 ├── WeightsFileRefused  a weights delta file is damaged, made for another base, or none
 ├── TicketError     a ticket or the proof of its holder is not valid here and now
+├── CounterUnreadable  the file that counts the month's uploads is damaged, and a cap depends on it
 ├── FrameRefused    a peer's frame on a bulk connection is malformed, above a limit, or not due: the connection ends
 ├── PeerLost        a bulk connection could not be made, or ended; the message says why
 └── ControlError    a control message could not be carried
@@ -53,6 +54,10 @@ class FetchFailed(SwarmError):
 
 class ApplyFailed(SwarmError):
     """The snapshot could not be assembled; nothing was changed."""
+
+
+class CounterUnreadable(SwarmError):
+    """How much of the month's uploads is used up cannot be known."""
 
 
 class WeightsFileRefused(SwarmError):

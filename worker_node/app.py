@@ -12,7 +12,8 @@ from pathlib import Path
 from random import Random
 
 from coordinator.wire.signing import public_hex
-from worker_node.adapters import identity
+from p2p.errors import CounterUnreadable
+from worker_node.adapters import identity, price_file
 from worker_node.adapters.coordinator_client import CoordinatorClient
 from worker_node.adapters.downlink import Downlink
 from worker_node.adapters.engine import EngineHost, Output
@@ -24,6 +25,7 @@ from worker_node.books import Books
 from worker_node.config import WorkerSettings, remember_coordinator
 from worker_node.domain.instructions import Stop
 from worker_node.domain.session import Session, SessionSettings
+from worker_node.errors import ConfigError
 from worker_node.runtime import Parts, Runtime
 
 CRASH_POINTS = (
@@ -78,6 +80,7 @@ async def run_worker(settings: WorkerSettings, *, announce: Callable[[Path], Non
         if is_new:
             announce(identity.identity_path(settings.state_dir))
         remember_coordinator(settings.state_dir, settings.url, settings.coordinator_key)
+        price_file.forget(settings.state_dir)
         runtime = await build(settings)
         _drain_on_signals(runtime)
         return await runtime.run()
@@ -97,7 +100,7 @@ async def build(settings: WorkerSettings) -> Runtime:
     )
     weights = settings.state_dir / "weights"
     myself = Myself(client.worker, key, settings.coordinator_key, client.server_now)
-    peers = Peers(myself, piece_store(weights), settings.peer, settings.link, counter=settings.state_dir / "uploaded.json")
+    peers = _peers(myself, settings, weights)
     downlink = Downlink(settings.link.down_bytes_per_s, peers.limit_down)
     reach = _reach(settings)
     swarm = Swarm(weights, client, settings.coordinator_key, peers, downlink, reach=reach)
@@ -110,10 +113,23 @@ async def build(settings: WorkerSettings) -> Runtime:
     return Runtime(settings, parts, reach=reach)
 
 
+def _peers(myself: Myself, settings: WorkerSettings, weights: Path) -> Peers:
+    """Raises ConfigError when the owner's monthly cap cannot be kept."""
+    try:
+        return Peers(myself, piece_store(weights), settings.peer, settings.link, counter=settings.state_dir / "uploaded.json")
+    except CounterUnreadable as error:
+        raise ConfigError(f"--up-gb-per-month: {error}") from error
+
+
 def _make_host(
     settings: WorkerSettings, on_output: Callable[[list[Output]], None], on_failure: Callable[[str], None]
 ) -> EngineHost:
-    return EngineHost(lambda: make_engine(settings.engine), on_output=on_output, on_failure=on_failure)
+    return EngineHost(
+        lambda: make_engine(settings.engine),
+        on_output=on_output,
+        on_failure=on_failure,
+        least_step_s=settings.engine.least_step_s,
+    )
 
 
 def _reach(settings: WorkerSettings) -> Callable[[str], None]:

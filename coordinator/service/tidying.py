@@ -16,6 +16,7 @@ import structlog
 from coordinator.domain.model import (
     Batch,
     CheckpointRow,
+    EdgeRow,
     Group,
     GroupState,
     Job,
@@ -59,6 +60,7 @@ async def tidy(deps: Deps, publisher: Publisher) -> None:
     for job in jobs:
         if job.state in TERMINAL[JobState] and job.id not in deps.live:
             await tidy_job(deps, job)
+            await _drop_edges(deps, job)
     if not jobs:
         return  # a new store beside old files: nothing says what they are
     async with deps.pieces:
@@ -68,6 +70,14 @@ async def tidy(deps: Deps, publisher: Publisher) -> None:
     swept = await deps.blobs.sweep(await needed_blobs(deps), before=before)
     if pieces or swept.files:
         log.info("tidied", pieces=pieces, blobs=swept.files, blob_bytes=swept.bytes)
+
+
+async def _drop_edges(deps: Deps, job: Job) -> None:
+    """Nobody comes to an ended job's versions by its edges once its pieces may go; its snapshots are directories."""
+    if job.state_since >= deps.clock.now() - PIECES_KEPT_S:
+        return
+    if await deps.store.read(lambda r: r.count(EdgeRow, job_id=job.id)):
+        await deps.store.write(lambda tx: tx.delete(EdgeRow, job_id=job.id))
 
 
 async def needed_blobs(deps: Deps) -> Set[str]:

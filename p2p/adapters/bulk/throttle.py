@@ -10,13 +10,17 @@ from pathlib import Path
 
 from p2p.adapters.durable import write_durably
 from p2p.domain.bucket import MonthlyCap, TokenBucket
+from p2p.errors import CounterUnreadable
 
 LEAST_BURST = 64 << 10
 BURST_S = 0.05
 
 
 class Throttle:
-    """Shared by all connections of a node; any thread may use it. `unix` gives Unix seconds: the month is a calendar's."""
+    """Shared by all connections of a node; any thread may use it. `unix` gives Unix seconds: the month is a calendar's.
+
+    Raises CounterUnreadable when there is a cap and the counter file is damaged: counting from zero could cost its owner money.
+    """
 
     def __init__(
         self,
@@ -33,7 +37,7 @@ class Throttle:
         now = time.monotonic()
         self._up = TokenBucket(up, _burst(up), now=now)
         self._down = TokenBucket(down, _burst(down), now=now)
-        month, used = _read(counter)
+        month, used = _counted(counter) if cap_bytes is not None else _counted_or_none(counter)
         self._cap = MonthlyCap(cap_bytes, month=month, used=used)
         self._kept = (month, used)
 
@@ -105,10 +109,24 @@ def _burst(rate: float | None) -> float:
     return LEAST_BURST if rate is None else max(LEAST_BURST, rate * BURST_S)
 
 
-def _read(counter: Path | None) -> tuple[str, int]:
-    """Month and bytes; a file that cannot be read counts for nothing. Its owner is the one whom it protects."""
+def _counted(counter: Path | None) -> tuple[str, int]:
+    """Month and bytes; nothing where no file is. Raises CounterUnreadable."""
+    if counter is None:
+        return "", 0
     try:
-        kept = json.loads(counter.read_text()) if counter is not None else {}
+        kept = json.loads(counter.read_text())
         return str(kept["month"]), int(kept["used"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except FileNotFoundError:
+        return "", 0
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CounterUnreadable(
+            f"{counter} keeps the bytes that were uploaded this month and cannot be read ({error!r}): repair it, or remove it to count from 0"
+        ) from error
+
+
+def _counted_or_none(counter: Path | None) -> tuple[str, int]:
+    """The same where no cap depends on it."""
+    try:
+        return _counted(counter)
+    except CounterUnreadable:
         return "", 0

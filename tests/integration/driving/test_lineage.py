@@ -6,12 +6,12 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from coordinator.domain.model import EdgeRow, Event, Holding, Job, Publication, PublicationState
+from coordinator.domain.model import EdgeRow, Event, Holding, Job, JobState, Publication, PublicationState
 from coordinator.service.deps import Deps
 from coordinator.service.edges import extend, is_there, needed_directories, read_lineage
 from coordinator.service.job_ports import PublishFailed
 from coordinator.service.publishing import _forget_directories, announce, remove_directories, retire
-from coordinator.service.tidying import tidy, tidy_job
+from coordinator.service.tidying import PIECES_KEPT_S, tidy, tidy_job
 from coordinator.service.worker_presence import UPLINK_GUESS, Heard
 from tests.integration.driving.counting import CountingStore
 from tests.integration.driving.test_replaced_versions import Pieces, named, public, running, shot
@@ -56,6 +56,19 @@ async def test_a_restart_finds_the_lineage_and_keeps_it(deps: Deps) -> None:
     assert {p.version for p in await public(deps) if is_there(p)} == {0, 8, 9, 10}
     await line(deps, pieces, 16, first=11)
     assert (8, 16) in await edges(deps)
+
+
+async def test_an_ended_jobs_edges_go_with_its_pieces(deps: Deps) -> None:
+    """An hour after the end; a worker that still fetches finds both until then."""
+    pieces = Pieces()
+    job = await line(deps, pieces, 3)
+    for age, left in ((PIECES_KEPT_S - 60, 4), (PIECES_KEPT_S + 60, 0)):
+        ended = replace(job, state=JobState.COMPLETED, state_since=deps.clock.now() - age)
+        await deps.store.write(lambda tx, ended=ended: tx.put(ended))  # type: ignore[misc]
+        await tidy(deps, pieces)
+        assert len(await edges(deps)) == left
+        assert bool(pieces.stored) == bool(left)
+    assert (await public(deps))[-1].manifest, "what was published stays known"
 
 
 async def test_a_rolled_back_digest_takes_its_edges_along(deps: Deps) -> None:
