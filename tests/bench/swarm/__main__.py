@@ -72,6 +72,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="nothing but the JSON object")
     parser.add_argument("--table", action="store_true", help="the acceptance table instead")
     parser.add_argument("--topologies", default="", help="with --table: only these, comma-separated")
+    parser.add_argument(
+        "--row", action="append", default=[], help="with --table: only this row, by its name, as in '50;16x50'; repeatable"
+    )
     parser.add_argument("--other-runs", type=int, default=1, help="with --table: runs of each way but the swarm")
     parser.add_argument("--scale", type=float, default=1.0, help="with --table: times the payloads, for a quick look")
     return parser.parse_args()

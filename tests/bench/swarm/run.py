@@ -281,9 +281,9 @@ def _source(task: Task, directory: Path) -> Message:
 
 
 def _patience_s(network: Network, task: Task) -> float:
-    """A chain through the slowest uplink, and then some."""
-    slowest = min(network.links.uploads)
-    return READY_S + 3 * wire_bytes(task.payload_bytes) * 8 / 1e6 / slowest
+    """A chain through the slowest uplink, or the seeder alone for all, and then some."""
+    slowest_s = wire_bytes(task.payload_bytes) * 8 / 1e6 / min(network.links.uploads)
+    return READY_S + max(3 * slowest_s, 2 * star_s(task.payload_bytes, network.links.uploads))
 
 
 def _meet(crew: Crew, timeout_s: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tests.bench.swarm.crew import RunFailed
@@ -54,10 +54,11 @@ ROWS = (
 
 def acceptance(carry: Carry, chosen: Namespace) -> Message:
     """Every row by every way; prints each row as it comes. `--processes real`: real ones carry the swarm's rows of few workers."""
+    wanted = _chosen(chosen.row)
     ways = tuple(chosen.topologies.split(",")) if chosen.topologies else TOPOLOGIES
     print(f"{'uploads':28}{'target':>8}" + "".join(f"{way:>12}" for way in ways) + "   seeder copies", flush=True)
     begun = time.monotonic()
-    rows = [_row_or_why_not(carry, row, ways, chosen) for row in ROWS]
+    rows = [_row_or_why_not(carry, row, ways, chosen) for row in wanted]
     took_s = round(time.monotonic() - begun)
     return {
         "ok": all(row["ok"] for row in rows),
@@ -66,6 +67,15 @@ def acceptance(carry: Carry, chosen: Namespace) -> Message:
         "took_s": took_s,
         "rows": rows,
     }
+
+
+def _chosen(names: Sequence[str]) -> list[Row]:
+    """The rows of these names, all without any. Raises ValueError for a name that is none."""
+    known = {row.name: row for row in ROWS}
+    for name in names:
+        if name not in known:
+            raise ValueError(f"--row {name!r} is no row: the rows are {', '.join(known)}")
+    return [known[name] for name in names or known]
 
 
 def _row_or_why_not(carry: Carry, row: Row, ways: tuple[str, ...], chosen: Namespace) -> Message:
