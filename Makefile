@@ -6,7 +6,7 @@ ARGS ?=
 PROCESSES ?= 2
 PYTEST = $(PY) -m pytest -n $(PROCESSES) --dist loadfile
 
-.PHONY: setup p2p demo test test-all check bench clean bench-swarm bench-codec
+.PHONY: setup p2p tasks demo test test-all check bench clean bench-swarm bench-codec figures
 
 # libp2p, for control messages between peers. Optional: without it they go through the coordinator's HTTPS.
 INSTALL_P2P = .venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[p2p]' >.venv/p2p.log 2>&1 || { \
@@ -15,6 +15,14 @@ INSTALL_P2P = .venv/bin/pip install --quiet --disable-pip-version-check -c const
     "It compiles fastecdsa, which needs a C compiler and the headers of GMP and Python. On Debian or Ubuntu:" \
     "    apt-get install gcc libgmp-dev python3-dev && make p2p"; false; }
 
+# Tasks of other projects. Optional: only jobs with `reasoning_gym:` or `verifiers:` need them.
+INSTALL = .venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e
+INSTALL_GYM = $(INSTALL) '.[reasoning-gym]' >.venv/reasoning-gym.log 2>&1 || { \
+  printf '%s\n' \
+    "reasoning-gym was not installed (why: .venv/reasoning-gym.log); only jobs with reasoning_gym: need it." \
+    "It compiles pycosat, which needs a C compiler and Python's headers. On Debian or Ubuntu:" \
+    "    apt-get install gcc python3-dev && make tasks"; false; }
+
 setup: .venv/ready
 
 .venv/ready: pyproject.toml constraints.txt
@@ -22,10 +30,15 @@ setup: .venv/ready
 	.venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
 	.venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,report,dev]'
 	@$(INSTALL_P2P) || true
+	@$(INSTALL_GYM) || true
 	@touch $@
 
 p2p:
 	@$(INSTALL_P2P)
+
+tasks: setup
+	@$(INSTALL_GYM)
+	$(INSTALL) '.[verifiers]'
 
 demo: setup
 	.venv/bin/echo2 demo $(ARGS)
@@ -49,6 +62,10 @@ test-all: setup
 
 bench: setup
 	$(PY) -m tests.bench $(ARGS)
+
+# The paper's figures by the simulator, and docs/figures.md with their numbers: some minutes of one core.
+figures: setup
+	$(PY) -m simulator.figures $(ARGS)
 
 clean:
 	rm -rf .venv build dist echo2-demo

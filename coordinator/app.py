@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
 import structlog
 from aiohttp import web
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -25,6 +26,7 @@ from coordinator.adapters.crash import crash_at
 from coordinator.adapters.identity import identity_key
 from coordinator.adapters.learner_process import LearnerProcesses
 from coordinator.adapters.planes import JailedPlanes
+from coordinator.adapters.provider_file import provider_of, read_providers, renting_settings
 from coordinator.adapters.publisher import ProcessPublisher
 from coordinator.adapters.scratch import remove_scratch
 from coordinator.adapters.seeder_process import SeederProcess, SeederSettings
@@ -34,10 +36,15 @@ from coordinator.api.worker import add_worker_routes
 from coordinator.config import Settings
 from coordinator.errors import CannotServe
 from coordinator.jobs_loop import JobsLoop
+from coordinator.service.accounting import keep_accounts
 from coordinator.service.control_desk import control_desk
 from coordinator.service.deps import Deps, ServiceSettings
 from coordinator.service.driving import Tools
 from coordinator.service.forthcoming import hear
+from coordinator.service.market import keep_market
+from coordinator.service.renting import Renter
+from coordinator.service.renting_ports import RentingSettings
+from coordinator.service.renting_wishes import keep_wishing
 from coordinator.service.seeding import keep_seeding
 from coordinator.service.speaking import Voice, keep_members, keep_speaking
 from coordinator.service.sweeping import keep_sweeping, recover
@@ -246,7 +253,9 @@ async def _start_loops(settings: Settings, deps: Deps, swarm: _Swarm, stack: con
 
     publisher = ProcessPublisher(settings.home / "pieces", deps.key, deps.clock, on_batch=on_batch)
     stack.push_async_callback(publisher.close)
-    options = ("--crash-at", settings.learner_crash_at) if settings.learner_crash_at else ()
+    options: tuple[str, ...] = ("--crash-at", settings.learner_crash_at) if settings.learner_crash_at else ()
+    if settings.learner_least_step_s:
+        options += ("--least-step-s", str(settings.learner_least_step_s))
     tools = Tools(
         learners=LearnerProcesses(settings.home / "logs", options),
         publisher=publisher,
@@ -255,11 +264,14 @@ async def _start_loops(settings: Settings, deps: Deps, swarm: _Swarm, stack: con
     loops: list[tuple[str, Callable[[], Awaitable[None]]]] = [
         ("jobs", JobsLoop(deps, tools).run),
         ("sweep", lambda: keep_sweeping(deps)),
+        ("market", lambda: keep_market(deps)),
+        ("accounts", lambda: keep_accounts(deps)),
         ("seeder", seeder.run),
         ("seeding", lambda: keep_seeding(deps, seeder)),
         ("speaking", lambda: keep_speaking(deps, swarm.voice)),
         ("tidy", lambda: keep_tidy(deps, publisher, remove_scratch)),
     ]
+    loops += await _renters(settings, deps, stack)
     if net is not None:
         told_host = _literal(settings.told_host or settings.host)
         stack.push_async_callback(net.close)
@@ -267,6 +279,22 @@ async def _start_loops(settings: Settings, deps: Deps, swarm: _Swarm, stack: con
     for name, loop in loops:
         task = asyncio.create_task(_essential(name, loop), name=name)
         stack.push_async_callback(_end, task)
+
+
+async def _renters(
+    settings: Settings, deps: Deps, stack: contextlib.AsyncExitStack
+) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
+    """One loop a provider of the operator's file. Raises CannotServe."""
+    if settings.providers is None:
+        return []
+    file = await asyncio.to_thread(read_providers, settings.providers.expanduser())
+    session = await stack.enter_async_context(aiohttp.ClientSession())
+    named: dict[str, RentingSettings] = {name: renting_settings(section) for name, section in file.provider.items()}
+    renters = [
+        (f"renting {name}", Renter(deps, provider_of(name, section, session), named[name], deps.rentals).run)
+        for name, section in file.provider.items()
+    ]
+    return [*renters, ("wishes", lambda: keep_wishing(deps, named))]
 
 
 async def _essential(name: str, loop: Callable[[], Awaitable[None]]) -> None:

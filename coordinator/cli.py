@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from coordinator.commands import jobs, pool, serving
+from coordinator.commands import ledger as ledger_words
+from coordinator.commands import market as market_words
 from coordinator.commands.connection import find
 from coordinator.commands.output import console, errors, show_json
 from coordinator.config import Settings, read_settings
@@ -89,10 +91,59 @@ def doctor(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
 
 @app.command()
+def simulate(
+    scenario: Annotated[Path, typer.Argument(help="TOML file; docs/examples/scenarios holds some.")],
+    seed: Annotated[int | None, typer.Option(min=0, help="Instead of the file's.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for result.json, summary.txt and plots.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What if: run a job and a fleet of a scenario file on a virtual clock. No coordinator is asked."""
+    from coordinator.commands import simulate as command
+
+    command.run(scenario, seed=seed, out=out, as_json=as_json)
+
+
+@app.command()
 def audit(job: str, url: Url = None, token: Token = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Prove from the rows that every issued prompt is trained, rejected with a reason, or pending. Exit code 1 if not."""
     result = find(url, token, data_dir).run(lambda client: client.get(f"/jobs/{job}/audit"))
     jobs.show_audit(result, as_json=as_json)
+
+
+@app.command()
+def ledger(
+    job: Annotated[str | None, typer.Option(help="Only this job.")] = None,
+    worker: Annotated[str | None, typer.Option(help="Only this worker.")] = None,
+    account: Annotated[str | None, typer.Option(help="Only entries that moved this account, such as spent/JOB.")] = None,
+    balances: Annotated[bool, typer.Option("--balances", help="Accounts as they stand, instead of entries.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many.")] = 50,
+    url: Url = None,
+    token: Token = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Money: every entry of the double-entry ledger, newest first, or what each account holds."""
+    query = ledger_words.filters(job=job, worker=worker, account=account, limit=limit)
+    read, show = (
+        (ledger_words.balances, ledger_words.show_balances) if balances else (ledger_words.entries, ledger_words.show_entries)
+    )
+    _shown(find(url, token, data_dir).run(lambda client: read(client, query)), show, as_json)
+
+
+@app.command()
+def market(
+    history: Annotated[bool, typer.Option("--history", help="Prices and quotes over time instead.")] = False,
+    gains: Annotated[bool, typer.Option("--gains", help="Also what one more worker, S or Mbit/s would buy (simulated).")] = False,
+    url: Url = None,
+    token: Token = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Who works for which job at what price, and why; required and offered rate; the learner's idle time, predicted and measured."""
+    path = "/market/history" if history else "/market"
+    query = {} if history else {"gains": str(gains).lower()}
+    reply = find(url, token, data_dir).run(lambda c: c.get(path, query))
+    _shown(reply, market_words.show_history if history else market_words.show_market, as_json)
 
 
 @app.command()
@@ -102,6 +153,12 @@ def demo(
     staleness: Annotated[int, typer.Option(min=0, max=64, help="S, the staleness bound.")] = 3,
     kill_a_worker: Annotated[bool, typer.Option(help="Kill one worker with SIGKILL at a third of the steps.")] = False,
     churn: Annotated[bool, typer.Option(help="Workers are killed and come back all the time, one after 30 versions.")] = False,
+    market: Annotated[
+        bool,
+        typer.Option(
+            help="Six throttled workers with prices and a paced learner: the cheapest that suffice work; one is killed, one raises its price."
+        ),
+    ] = False,
     link_mbit: Annotated[
         float, typer.Option(min=0, help="Each worker's link for weights, Mbit/s both ways; 0: not limited.")
     ] = 0.0,
@@ -122,6 +179,7 @@ def demo(
         staleness=staleness,
         kill_a_worker=kill_a_worker,
         churn=churn,
+        market=market,
         link_mbit=link_mbit,
         model=model,
         environment=environment,
@@ -131,6 +189,35 @@ def demo(
         as_json=as_json,
     )
     run_demo(options)
+
+
+@app.command("plan")
+def plan_job(
+    job: Annotated[Path, typer.Option(help="Job file (TOML).")],
+    market: Annotated[Path, typer.Option(help="Offers (a JSON list).")],
+    required_rate: Annotated[
+        float | None, typer.Option(help="Completions per second; given, the capacity model is skipped.")
+    ] = None,
+    headroom: Annotated[float | None, typer.Option(help="Times the required rate; default: workers.headroom, 1.15.")] = None,
+    train_s: Annotated[float | None, typer.Option(help="Seconds of one learner step (T_train), if you know it.")] = None,
+    assume: Annotated[
+        list[str] | None, typer.Option(help="name=value of another figure that is taken for true; repeatable.")
+    ] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="section.key=value of the job; repeatable.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What fleet a job needs and costs, before it runs. Exit code 3 when no fleet does, 2 for bad input."""
+    from coordinator.commands import plan
+
+    plan.run(
+        job,
+        market,
+        overrides or [],
+        required_rate=required_rate,
+        headroom=headroom,
+        assumed=[*(assume or []), *([f"train_s={train_s}"] if train_s is not None else [])],
+        as_json=as_json,
+    )
 
 
 @job_app.command("submit")

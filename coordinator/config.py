@@ -46,6 +46,12 @@ class Settings(BaseSettings):
     max_running_jobs: int = Field(1, ge=1, le=64)
     minimum_free_bytes: int = Field(256 << 20, ge=0, description="below it jobs pause before anything can be lost")
     allow_scripted: bool = Field(False, description="accept scripted engines (tests and load runs)")
+    learner_least_step_s: float = Field(
+        0.0, ge=0, le=3600, description="rehearsals: a training step takes at least so long, as it would with a larger model"
+    )
+    providers: Path | None = Field(
+        None, description="TOML file of providers to rent machines from (docs/providers.md); unset: none"
+    )
     crash_at: str | None = Field(None, description="crash tests: kill this process at commit point NAME:COUNT")
     learner_crash_at: str | None = Field(None, description="crash tests: kill the learner at commit point NAME:COUNT")
 

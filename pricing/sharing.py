@@ -24,6 +24,8 @@ class Claim:
 
     Attributes:
         weight: its share of a pool that is too small, above 0.
+        usable: ids of the offers that may serve it; None for all.
+        habits: how steady its set is; None for those of all jobs.
     """
 
     job_id: str
@@ -32,6 +34,12 @@ class Claim:
     weight: float = 1.0
     limits: Limits = field(default_factory=Limits)
     held: tuple[Held, ...] = ()
+    usable: frozenset[str] | None = None
+    habits: Habits | None = None
+
+    def may_use(self, offer: Offer) -> bool:
+        """Whether the offer may serve this job."""
+        return self.usable is None or offer.id in self.usable
 
 
 def shared(
@@ -49,10 +57,11 @@ def shared(
         own = _by_offer(claim.held)
         for offer_id, count in own.items():
             reserved[offer_id] -= count
-        mine = [replace(offer, count=max(0, left[offer.id] - reserved.get(offer.id, 0))) for offer in offers]
+        usable = [offer for offer in offers if claim.may_use(offer)]
+        mine = [replace(offer, count=max(0, left[offer.id] - reserved.get(offer.id, 0))) for offer in usable]
         share = shares[claim.job_id]
         need = replace(claim.need, headroom=claim.need.headroom * share)
-        answer = activate(mine, need, claim.terms, limits=claim.limits, held=claim.held, habits=habits, now=now)
+        answer = activate(mine, need, claim.terms, limits=claim.limits, held=claim.held, habits=claim.habits or habits, now=now)
         decided[claim.job_id] = answer if share == 1 else _reduced(answer, claim, share, len(claims))
         for pick in (*answer.picked, *answer.spares):
             left[pick.offer_id] -= pick.count
@@ -72,11 +81,21 @@ def water_filled(needs: Mapping[str, float], weights: Mapping[str, float], suppl
 
 
 def _shares(offers: Sequence[Offer], claims: Sequence[Claim], now: float) -> dict[str, float]:
-    """The part of its need that each job may plan for. The pool's rate is what all jobs together may use of it, at the rate of the first."""
+    """The part of its need that each job may plan for. The pool's rate is what all jobs together may use of it, at the rate of the first.
+
+    A job that is alone shares with nobody: what it cannot have, `activate` explains.
+    """
+    if len(claims) == 1:
+        return {claims[0].job_id: 1.0}
     needs = {claim.job_id: claim.need.rate(0.0) for claim in claims}
-    supply = max((pooled(offers, claim.terms, claim.limits, now=now).lots.total_rate() for claim in claims), default=0.0)
+    supply = max((_supply(offers, claim, now) for claim in claims), default=0.0)
     got = water_filled(needs, {claim.job_id: claim.weight for claim in claims}, supply)
     return {job_id: got[job_id] / need if need > 0 and got[job_id] < need else 1.0 for job_id, need in needs.items()}
+
+
+def _supply(offers: Sequence[Offer], claim: Claim, now: float) -> float:
+    usable = [offer for offer in offers if claim.may_use(offer)]
+    return pooled(usable, claim.terms, claim.limits, now=now).lots.total_rate()
 
 
 def _by_offer(held: Sequence[Held]) -> dict[str, int]:

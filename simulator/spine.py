@@ -15,10 +15,10 @@ from coordinator.domain import publication, retry
 from coordinator.domain.audit import audit
 from coordinator.domain.model import GroupState, Job, JobState, Worker, WorkerState
 from coordinator.domain.seeds import derive
+from coordinator.wire.environment import EnvironmentConfig
 from coordinator.wire.job import (
     AlgorithmConfig,
     BudgetConfig,
-    EnvironmentConfig,
     JobConfig,
     SamplingConfig,
     StalenessConfig,

@@ -12,7 +12,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from coordinator.environments.jail import JailLimits
 from coordinator.environments.plane import DataPlaneSpec, JailedDataPlane
 from coordinator.environments.pool import PoolSettings
-from coordinator.wire.job import EnvironmentConfig
+from coordinator.wire.environment import EnvironmentConfig
 
 CHARACTERS = "0123456789= abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,:;!?#\n<>|/[]{}()_-+$%'\"\\"
 SPECIALS = ["<pad>", "<bos>", "<eos>", "<unk>"]

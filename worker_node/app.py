@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from pathlib import Path
 from random import Random
 
@@ -105,7 +106,11 @@ async def build(settings: WorkerSettings) -> Runtime:
     reach = _reach(settings)
     swarm = Swarm(weights, client, settings.coordinator_key, peers, downlink, reach=reach)
     session = Session(
-        SessionSettings(slots=settings.engine.slots, drain_s=settings.drain_s),
+        SessionSettings(
+            slots=settings.engine.slots,
+            drain_s=settings.drain_s,
+            give_up_s=inf if settings.give_up_s is None else settings.give_up_s,
+        ),
         rng=Random(os.urandom(16)),  # noqa: S311 (jitter, not secrets)
         stored=await asyncio.to_thread(swarm.open),
     )

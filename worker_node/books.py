@@ -27,6 +27,8 @@ class Books:
         self.engine = ""
         self.control = ""  # which way control messages go
         self.neighbours = ""
+        self.price = settings.price_uusd_per_hour  # as the coordinator knows it
+        self.price_refused = ""  # why another one is not taken
         self.tokens_per_s = settings.engine.tokens_per_s
         self.account: wire.Account | None = None
         self.accepted = 0
@@ -77,7 +79,8 @@ class Books:
             url=self._settings.url,
             name=self._settings.name,
             worker_id=worker_id(self.public_key),
-            price_uusd_per_hour=self._settings.price_uusd_per_hour,
+            price_uusd_per_hour=self.price,
+            price_refused=self.price_refused,
             engine=self.engine,
             working=report.working and ended is None,
             because=report.because if ended is None else ended,

@@ -80,7 +80,11 @@ def join(
     down_mbit: Annotated[float, typer.Option(help="Most that weights may take of the downlink, Mbit/s; 0: no limit.")] = 0.0,
     up_gb_per_month: Annotated[float, typer.Option(help="Uploads stop after so many GB in a month; 0: no limit.")] = 0.0,
     tokens_per_s: Annotated[float, typer.Option(min=0, help="scripted: tokens per second; 0: unpaced.")] = 0.0,
+    throttle: Annotated[float, typer.Option(min=0, help="Most tokens per second, to leave the card to others; 0: no limit.")] = 0.0,
     drain_s: Annotated[float, typer.Option(min=0, help="How long a drain waits for the leases in hand.")] = 120.0,
+    give_up_after_min: Annotated[
+        float, typer.Option(help="End after so many minutes without the coordinator (rented machines); 0: wait for ever.")
+    ] = 0.0,
     insecure_http: Insecure = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log more.")] = False,
     crash_at: Annotated[str | None, typer.Option(hidden=True)] = None,
@@ -109,12 +113,14 @@ def join(
                 device=device,
                 tokens_per_s=tokens_per_s,
                 faults=config.parse_counts(fault or [], "--fault", FAULTS),
+                throttle=throttle,
             ),
             peer=config.peer_settings(peer_host, peer_port, control_port),
             libp2p=libp2p,
             link=config.link_settings(up_mbit, down_mbit, up_gb_per_month),
             insecure_http=insecure_http,
             drain_s=drain_s,
+            give_up_s=config.give_up_s(give_up_after_min),
             crash_at=next(iter(config.parse_counts([crash_at], "--crash-at", CRASH_POINTS).items())) if crash_at else None,
         )
         logs.set_up(verbose=verbose)
@@ -208,6 +214,26 @@ def drain(state_dir: StateDir = None, wait: Annotated[bool, typer.Option(help="W
     typer.echo(f"the worker (process {process}) drains")
     while wait and is_running(directory):
         time.sleep(0.2)
+
+
+@app.command()
+def price(
+    usd_per_hour: Annotated[float, typer.Argument(help="USD per hour of active time, from the next heartbeat on.")],
+    state_dir: StateDir = None,
+) -> None:
+    """Ask the coordinator for another price, without a new start. `status` shows the price in force, and why one is refused."""
+    from worker_node.adapters import price_file
+    from worker_node.adapters.status_file import is_running
+
+    with _one_line():
+        directory = state_dir or config.default_state_dir()
+        asked = config.parse_price(usd_per_hour)
+        if not is_running(directory):
+            raise ConfigError(
+                f"no worker runs on --state-dir {directory}: start one with `echo2-worker join --price {usd_per_hour:g}`"
+            )
+        price_file.ask(directory, asked)
+    typer.echo(f"the worker asks {usd_per_hour:g} USD an hour from its next heartbeat on")
 
 
 @app.command()

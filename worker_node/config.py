@@ -23,6 +23,7 @@ INVITE_FORMAT = "echo2-invite-1"
 _SECRET = re.compile(r"[A-Za-z0-9_-]{16,128}")
 _KEY = re.compile(r"[0-9a-f]{64}")
 _MOST_INVITE_BYTES = 4096
+MOST_STEP_S = 10.0  # a throttled decode step: weights are swapped between steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,12 @@ class EngineSettings:
     device: str = "auto"
     tokens_per_s: float = 0.0  # scripted: pace; 0 means as fast as it goes
     faults: Mapping[str, int] = field(default_factory=dict)  # scripted: see engine_scripted.FAULTS
+    throttle: float = 0.0  # most tokens a second, with all slots busy; 0: none
+
+    @property
+    def least_step_s(self) -> float:
+        """How long a decode step takes at least: a full one makes `slots` tokens, an emptier one fewer in the same time."""
+        return self.slots / self.throttle if self.throttle > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +142,7 @@ class WorkerSettings:
     libp2p: bool = True
     insecure_http: bool = False
     drain_s: float = 120.0
+    give_up_s: float | None = None  # without a word from the coordinator; None: wait for ever
     crash_at: tuple[str, int] | None = None
 
 
@@ -146,6 +154,7 @@ def engine_settings(
     device: str = "auto",
     tokens_per_s: float = 0.0,
     faults: Mapping[str, int] | None = None,
+    throttle: float = 0.0,
 ) -> EngineSettings:
     """Check the options of an engine. Raises ConfigError."""
     if kind not in ("torch", "scripted"):
@@ -154,7 +163,11 @@ def engine_settings(
         raise ConfigError(f"--dtype {dtype!r} must be float32, bfloat16 or float16")
     if kind != "scripted" and (tokens_per_s or faults):
         raise ConfigError("--tokens-per-s and --fault are for --engine scripted: a real engine is measured")
-    return EngineSettings(kind, slots, dtype, device, tokens_per_s, dict(faults or {}))  # type: ignore[arg-type]  # checked above
+    if throttle and slots / throttle > MOST_STEP_S:
+        raise ConfigError(
+            f"--throttle {throttle:g} leaves {slots} slots less than a token each in {MOST_STEP_S:.0f} s: raise it or lower --slots"
+        )
+    return EngineSettings(kind, slots, dtype, device, tokens_per_s, dict(faults or {}), throttle)  # type: ignore[arg-type]  # checked above
 
 
 def peer_settings(host: str, port: int, control_port: int = 0) -> PeerSettings:
@@ -219,6 +232,13 @@ def parse_counts(values: list[str], option: str, names: tuple[str, ...]) -> dict
             raise ConfigError(f"{option} {value!r} must be NAME:COUNT with a count of at least 1 and a name of {', '.join(names)}")
         counts[name] = int(count)
     return counts
+
+
+def give_up_s(minutes: float) -> float | None:
+    """Seconds after which a worker without its coordinator ends; 0: never. Raises ConfigError."""
+    if not (minutes == 0 or 1 <= minutes <= 100_000):
+        raise ConfigError(f"--give-up-after-min {minutes:g} must be 0 (never) or lie between 1 and 100000")
+    return minutes * 60 or None
 
 
 def parse_price(usd_per_hour: float) -> int:

@@ -20,6 +20,7 @@ from coordinator.wire import messages as wire
 from p2p.codec.delta import warm_up
 from p2p.domain.control_messages import Neighbour
 from p2p.errors import SwarmError
+from worker_node.adapters import price_file
 from worker_node.adapters.bench import decode_rate
 from worker_node.adapters.control import ControlLine
 from worker_node.adapters.coordinator_client import CoordinatorClient
@@ -212,14 +213,24 @@ class Runtime:
 
     async def _send_beat(self, beat: do.SendBeat) -> None:
         rate = self._books.measure(*self._host.meter())
-        message = beat_message(beat, tokens_per_s=rate, uplink=self._peers.uplink, control=self._line.way)
+        price = price_file.asked(self._settings.state_dir)
+        message = beat_message(beat, tokens_per_s=rate, uplink=self._peers.uplink, control=self._line.way, price=price)
         reply = await self._client.heartbeat(message)
+        self._priced(reply)
         self._line.told(reply.control, self._networks)
         jobs = [notice.job_id for notice in reply.versions]
         job_id = self._loaded_job if self._loaded_job in jobs else next(iter(jobs), None)
         self._neighbourhood.work_for(job_id, self._networks)
         self._tidings.work_for(job_id)
         self._push(orders(reply))
+
+    def _priced(self, reply: wire.HeartbeatReply) -> None:
+        """The price in force; it outlives a join, which names it again."""
+        if reply.price_refused and reply.price_refused != self._books.price_refused:
+            self._log.warning("the price is not taken", reason=reply.price_refused)
+        self._books.price, self._books.price_refused = reply.price_uusd_per_hour, reply.price_refused
+        if self._join is not None and self._join.price_uusd_per_hour != reply.price_uusd_per_hour:
+            self._join = self._join.model_copy(update={"price_uusd_per_hour": reply.price_uusd_per_hour})
 
     def _met(self, neighbours: Sequence[Neighbour]) -> None:
         self._line.meet(neighbours)
@@ -323,7 +334,8 @@ class Runtime:
         """The decode rate, after the first load unless it is set; no work was asked for yet, so nothing runs."""
         if self._settings.engine.tokens_per_s > 0 or self._books.tokens_per_s > 0:
             return 0.0
-        return decode_rate(core, slots=min(self._settings.engine.slots, _BENCH_SLOTS))
+        rate = decode_rate(core, slots=min(self._settings.engine.slots, _BENCH_SLOTS))
+        return min(rate, self._settings.engine.throttle or rate)
 
     def _swapped(self, version: Version, swapped: Swapped) -> None:
         """Called among the engine's outputs, before any that the new weights made."""

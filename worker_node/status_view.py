@@ -9,6 +9,7 @@ from typing import Any
 from worker_node.adapters.status_file import Status
 
 SHOWN_NOTES = 8
+SHOWN_QUOTES = 4
 _STALE_S = 30.0
 
 
@@ -16,6 +17,8 @@ def lines(status: Status, *, running: bool, now: float) -> Iterator[str]:
     """What `echo2-worker status` prints: the verdict first, then figures, money and refusals."""
     yield _verdict(status, running=running, now=now)
     yield f"worker      {status.name} ({status.worker_id}) at {status.url}, price {_usd(status.price_uusd_per_hour)}/h"
+    if status.price_refused:
+        yield f"price       {status.price_refused}"
     rate = f"{status.tokens_per_s:.1f} tokens/s measured" if status.tokens_per_s > 0 else "speed not measured yet"
     yield f"engine      {status.engine or 'not started'}, {rate}"
     yield f"weights     {status.loaded or 'none loaded'}; newest {status.newest or 'none offered now'}{_progress(status)}"
@@ -59,10 +62,23 @@ def _earnings(status: Status) -> Iterator[str]:
         f"earnings    {_usd(account['earned_uusd'])} for {account['active_s'] / 3600:.2f} h: {account['accepted_rollouts']} completions "
         f"({account['accepted_tokens']} tokens) accepted, {account['refused_rollouts']} refused"
     )
+    for line in account.get("quotes", ())[:SHOWN_QUOTES]:
+        yield f"  quote       {_quote(line)}"
     alike = Counter((r["code"], r["reason"], r["blame"], r["paid"]) for r in account["refusals"])
     for (code, reason, blame, paid), count in list(alike.items())[:SHOWN_NOTES]:
         times = f"{count} times " if count > 1 else ""
         yield f"  refused     {times}{code}: {reason} (fault: {blame}, {'paid' if paid else 'not paid'})"
+
+
+def _quote(line: Mapping[str, Any]) -> str:
+    """One quote's pay: what it is reckoned of, and what the ledger holds of it."""
+    rate = line["uusd_per_million_tokens"]
+    terms = "active time" if rate is None else f"{_usd(rate)} a million tokens, waiting"
+    ended = f"; ended: {line['ended_because']}" if line["ended_at"] is not None else ""
+    return (
+        f"job {line['job_id']}: {line['tokens']} tokens and {line['paid_ms'] / 3.6e6:.2f} h at {terms} {_usd(line['uusd_per_idle_hour'])}/h = "
+        f"{_usd(line['owed_uusd'])}, {_usd(line['posted_uusd'])} in the ledger{ended}"
+    )
 
 
 def _usd(uusd: int) -> str:

@@ -29,8 +29,10 @@ def join_request(
     )
 
 
-def beat_message(beat: do.SendBeat, *, tokens_per_s: float, uplink: float, control: str = "") -> wire.Heartbeat:
-    """A sign of life; at most as many versions as a beat may carry."""
+def beat_message(
+    beat: do.SendBeat, *, tokens_per_s: float, uplink: float, control: str = "", price: int | None = None
+) -> wire.Heartbeat:
+    """A sign of life; at most as many versions as a beat may carry. `price`: asked from now on, micro-USD an hour; None: as before."""
     return wire.Heartbeat(
         session_epoch=beat.epoch,
         held=tuple(wire.Held(job_id=v.job_id, version=v.number, digest=v.digest) for v in beat.held[-64:]),
@@ -39,6 +41,7 @@ def beat_message(beat: do.SendBeat, *, tokens_per_s: float, uplink: float, contr
         tokens_per_s=tokens_per_s,
         uplink_bytes_per_s=uplink,
         draining=beat.draining,
+        price_uusd_per_hour=price,
         control=control[:1000],
         activity=beat.activity[:1000],
     )

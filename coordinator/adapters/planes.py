@@ -10,6 +10,7 @@ from coordinator.service.deps import ServiceSettings
 from coordinator.service.files import resolve_name, uploads_dir
 from coordinator.service.operator_errors import RequestRefused
 from coordinator.service.ports import DataPlane, EnvironmentBroken
+from coordinator.wire.environment import code_of
 
 
 class JailedPlanes:
@@ -22,21 +23,20 @@ class JailedPlanes:
     def plane(self, job: Job) -> DataPlane:
         """A plane for the job's environment; names are resolved anew, since an operator may have narrowed the roots."""
         environment = job.config.environment
-        kind, _, rest = environment.type.partition(":")
-        code = self._file(rest.rpartition(":")[0], "environment.type") if kind == "python" else None
+        files = {named.name: self._file(named.name, named.field) for named in environment.files()}
+        code = code_of(environment.type)
         spec = DataPlaneSpec(
             environment=environment,
             seed=job.config.seed,
             tokenizer_dir=Path(job.model_dir),
-            train=self._file(environment.train, "environment.train"),
-            eval=self._file(environment.eval, "environment.eval"),
-            code=code,
+            train=None if environment.train is None else files[environment.train],
+            eval=None if environment.eval is None else files[environment.eval],
+            code=None if code is None else files[code],
+            files=files,
         )
         return JailedDataPlane(spec, processes=self._processes)
 
-    def _file(self, name: str | None, field: str) -> Path | None:
-        if name is None:
-            return None
+    def _file(self, name: str, field: str) -> Path:
         try:
             return resolve_name(
                 name, field=field, roots=self._settings.roots, uploads=uploads_dir(self._settings.data_dir), directory=False

@@ -84,7 +84,7 @@ function showFigures(job) {
     [percent(idle), "learner idle"], [number(job.rate.accepted_per_s, 2), "rollouts/s accepted"], [number(job.rate.required_per_s, 2), "rollouts/s needed"],
     [count(accepted), "rollouts accepted"], [count(refused), "refused"], [count(job.work.accepted_tokens), "tokens"],
     [count(job.work.workers_serving), "workers serving"], [job.newest_version === null ? DASH : "v" + job.newest_version, "newest version"],
-    [dollars(job.cost_estimate_uusd), "cost, estimated"]];
+    [dollars(job.spent_uusd), "spent"]];
   byId("figures").replaceChildren(...figures.map(([value, words]) => element("div", {}, element("b", {}, value), element("span", {}, words))));
 }
 
@@ -156,6 +156,27 @@ function showLearner(learner, rate) {
     svg("text", { x: 0, y: 210 }, "counted over the last " + span(rate.window_s))));
 }
 
+function showMarket(market) {
+  byId("market").hidden = market === undefined;
+  if (market === undefined) return;
+  const rate = (value) => number(value, 2);
+  byId("market-note").textContent = market.name + ", decided " + ago(market.decided_at);
+  const figures = [[percent(market.predicted_idle), "learner idle, predicted"], [percent(market.measured_idle), "learner idle, measured"],
+    [rate(market.required_rate), "completions/s required"], [rate(market.offered_rate), "completions/s offered"],
+    [market.active + " of " + market.offers.length, "workers active"], ["$" + market.usd_per_hour.toFixed(3), "asked an hour"],
+    [market.usd_per_thousand === null ? DASH : "$" + market.usd_per_thousand.toFixed(4), "per 1,000 admitted"], [market.binding || DASH, "limited by"],
+    [market.warning_line === null ? DASH : market.warning_line + " / " + market.staleness_bound, "warning line / S"], [count(market.kappa), "kappa"]];
+  byId("market-figures").replaceChildren(...figures.map(([value, words]) => element("div", {}, element("b", {}, value), element("span", {}, words))));
+  byId("market-words").textContent = [market.reason, market.infeasible_because, market.binding_words].filter(Boolean).join(" · ");
+  const columns = [["Worker", ""], ["Active", ""], ["Price, $/h", "number"], ["Completions/s", "number"], ["$ per 1,000", "number"],
+    ["$ per 1M tokens", "number"], ["Why", ""]];
+  const rows = [...market.offers].sort((a, b) => b.is_active - a.is_active).map((o) => element("tr", {},
+    cell("", o.name, o.worker_id + ", owner " + o.owner), cell("", chip(o.is_active ? "active" : "standby")),
+    cell("number", (o.uusd_per_hour / 1e6).toFixed(3)), cell("number", rate(o.completions_per_s) + " ± " + rate(o.deviation)),
+    cell("number", number(o.usd_per_thousand, 4)), cell("number", dollars(o.uusd_per_million_tokens)), cell("soft", o.reason, o.reason)));
+  table("offers", columns, rows, "No worker may serve this job yet.");
+}
+
 async function series(job, name) {
   const known = state.series.get(name) || [], last = known[known.length - 1];
   const since = last ? "&since=" + last.at : "";
@@ -166,7 +187,7 @@ async function series(job, name) {
   return points;
 }
 async function showJob(id) {
-  const [job, rewards, evals] = await Promise.all([get("/jobs/" + id), series(id, REWARD), series(id, EVAL)]);
+  const [job, rewards, evals, market] = await Promise.all([get("/jobs/" + id), series(id, REWARD), series(id, EVAL), get("/market")]);
   if (state.chosen !== id) return;
   byId("job").hidden = false;
   byId("job-name").textContent = job.name;
@@ -179,6 +200,7 @@ async function showJob(id) {
   showReward(rewards, evals);
   showStaleness(job.staleness);
   showLearner(job.learner, job.rate);
+  showMarket(market.jobs.find((one) => one.job_id === id));
 }
 
 function say(words, bad) { byId("status").textContent = words; byId("status").className = bad ? "bad" : ""; }

@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import HttpVersion11, web
 
-from coordinator.api import rest_jobs, rest_pool, rest_probes
+from coordinator.api import rest_jobs, rest_ledger, rest_market, rest_plan, rest_pool, rest_probes
 from coordinator.api.middleware import add_security_headers, problems
 from coordinator.api.openapi import document
 from coordinator.api.problems import from_http
@@ -23,7 +23,14 @@ from coordinator.service.files import remove_leftovers
 
 # For web.AppRunner: no body is decompressed before a limit was checked, and idle connections do not stay for an hour.
 RUNNER_OPTIONS: Mapping[str, Any] = MappingProxyType({"auto_decompress": False, "keepalive_timeout": 75.0})
-ROUTES: tuple[Route, ...] = (*rest_jobs.ROUTES, *rest_pool.ROUTES, *rest_probes.ROUTES)
+ROUTES: tuple[Route, ...] = (
+    *rest_jobs.ROUTES,
+    *rest_pool.ROUTES,
+    *rest_market.ROUTES,
+    *rest_ledger.ROUTES,
+    *rest_plan.ROUTES,
+    *rest_probes.ROUTES,
+)
 
 
 def add_rest_routes(app: web.Application, deps: Deps, *, limits: RestLimits | None = None) -> None:

@@ -9,10 +9,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from coordinator.domain.model import Batch, Job, JobState, Worker, WorkerState
+from coordinator.service.ledger import spent_uusd
 from coordinator.service.operator_figures import ENDED, learner_view
 from coordinator.service.operator_views import newest_metric
 from coordinator.service.ports import Reader
-from coordinator.service.spending import spent_uusd
 from coordinator.wire.rest import REWARD_METRIC
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -41,6 +41,17 @@ class _Rows(Collector):
         for way in CONTROL_WAYS:
             calls.add_metric([way], self._asked.get(way, 0))
         yield calls
+
+
+MARKET = (
+    ("required_rate", "Completions per second that keep the learner busy"),
+    ("offered_rate", "Completions per second that the active workers bring"),
+    ("usd_per_hour", "Asked by the active workers"),
+    ("active", "Workers active for the job"),
+    ("offers", "Workers that may serve the job"),
+    ("predicted_idle", "Share of learner time predicted to be waited"),
+    ("measured_idle", "Share of learner time waited, newest steps"),
+)
 
 
 async def exposition(reader: Reader, *, now: float, asked: Mapping[str, int]) -> bytes:
@@ -81,7 +92,10 @@ async def _job(reader: Reader, job: Job, *, now: float) -> list[Sample]:
         ("echo2_job_planned_steps", "Steps the job ends after", job.config.budget.steps),
         ("echo2_job_reward", "Mean sampled reward of the newest step", None if reward is None else reward.value),
         ("echo2_job_learner_utilisation", f"Training share of learner time, newest {STEPS_COUNTED} steps", learner.utilisation),
-        ("echo2_job_cost_usd", "Asked price of the workers' sessions so far", await spent_uusd(reader, job) / 1e6),
+        ("echo2_job_cost_usd", "Posted as spent in the ledger so far", await spent_uusd(reader, job.id) / 1e6),
         ("echo2_job_last_step_age_seconds", "Since a step was last committed", now - max(committed) if committed else None),
     ]
+    for name, words in MARKET:
+        newest = await newest_metric(reader, job.id, f"market/{name}")
+        figures.append((f"echo2_market_{name}", words, None if newest is None else newest.value))
     return [(name, words, labels, value) for name, words, value in figures if value is not None]

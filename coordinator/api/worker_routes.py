@@ -10,7 +10,7 @@ from aiohttp import web
 
 from coordinator.api.worker_calls import Call
 from coordinator.api.worker_http import JSON_TYPE, signed
-from coordinator.service import confirming, enrolment, worker_submissions, worker_weights
+from coordinator.service import confirming, enrolment, worker_account, worker_submissions, worker_weights
 from coordinator.service.leasing import Ask
 from coordinator.service.worker_auth import check_body_epoch
 from coordinator.service.worker_bulletin import notice
@@ -58,6 +58,7 @@ async def lease(call: Call) -> LeaseReply:
     """Work, or why there is none."""
     message = _in_session(LeaseRequest, call)
     transport = call.request.transport
+    call.desk.deps.presence.asks(call.caller.id, at=call.desk.deps.clock.now())
     ask = Ask(call.caller.id, call.caller.session_epoch, message)
     outcome = await call.desk.leases.ask(ask, is_open=lambda: transport is not None and not transport.is_closing())
     newer = await call.desk.bulletin.newer(message.job_id, outcome.newest, message.version)
@@ -93,14 +94,14 @@ async def account(call: Call) -> Account:
     """What the worker did and earned."""
     if call.body.strip() not in (b"", b"{}"):
         raise ProtocolRefusal(422, "invalid_message", "account takes no message", field="body", fix="send {} or nothing")
-    return await enrolment.account(call.desk.deps, call.caller.id)
+    return await worker_account.account(call.desk.deps, call.caller.id)
 
 
 async def leave(call: Call) -> Account:
     """The worker goes; the reply is its last account."""
     message = _in_session(Leave, call)
     await enrolment.leave(call.desk.deps, call.caller.id, message.reason)
-    return await enrolment.account(call.desk.deps, call.caller.id)
+    return await worker_account.account(call.desk.deps, call.caller.id)
 
 
 async def manifest(call: Call) -> ManifestReply:

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from coordinator.errors import CoordinatorError
 from coordinator.rest_client import RequestFailed, RestClient
 from coordinator.service.model_tar import is_model_file
+from coordinator.wire.environment import EnvironmentConfig
 from coordinator.wire.job import JobConfig
 
 
@@ -83,9 +84,8 @@ def check_reward_code(path: Path, function: str, *, where: str) -> None:
 
 def missing_names(tree: Mapping[str, Any], base: Path) -> list[str]:
     """Names in the job that stand for nothing beside the job file: they must lie on the coordinator."""
-    environment = tree["environment"]
-    code = str(environment["type"]).removeprefix("python:").rpartition(":")[0]
-    names = [tree.get("model"), environment.get("train"), environment.get("eval"), code]
+    named = EnvironmentConfig.model_validate(tree["environment"]).files()
+    names = [tree.get("model"), *(file.name for file in named)]
     return [
         name for name in names if isinstance(name, str) and name and not name.startswith("upload:") and _local(name, base) is None
     ]
@@ -118,17 +118,20 @@ async def upload_names(client: RestClient, tree: dict[str, Any], base: Path, *, 
 
     sent: list[str] = []
     environment = tree["environment"]
-    for key in ("train", "eval"):
-        local = here(environment.get(key))
-        if local is not None:
-            environment[key] = await _send(client, local, "dataset", sent)
-    kind, _, rest = str(environment["type"]).partition(":")
-    if kind == "python":
+    for part in (environment, *environment.get("sources", ())):
+        for key in ("train", "eval"):
+            local = here(part.get(key))
+            if local is not None:
+                part[key] = await _send(client, local, "dataset", sent)
+    parts = [("environment", environment)]
+    parts += [(f"environment.{key}.{n}", one) for key in ("rewards", "sources") for n, one in enumerate(environment.get(key, ()))]
+    for where, part in parts:
+        kind, _, rest = str(part.get("type", "")).partition(":")
         name, _, function = rest.rpartition(":")
-        local = here(name)
+        local = here(name) if kind == "python" else None
         if local is not None:
-            check_reward_code(local, function, where="environment.type")
-            environment["type"] = f"python:{await _send(client, local, 'code', sent)}:{function}"
+            check_reward_code(local, function, where=f"{where}.type")
+            part["type"] = f"python:{await _send(client, local, 'code', sent)}:{function}"
     model = here(tree.get("model"))
     if model is not None and model.is_dir():
         tree["model"] = await _send_model(client, model, sent)

@@ -140,7 +140,7 @@ def show_job(job: Any) -> None:
         ("groups", counts(work["groups"])),
         ("rollouts not trained", counts(work["rejected"])),
         ("rollouts refused", counts(work["refused"])),
-        ("cost so far (asked prices)", dollars(job["cost_estimate_uusd"])),
+        ("spent, reserved", f"{dollars(job['spent_uusd'])}, {dollars(job['reserved_uusd'])}"),
     )
     show_table(job["name"], ("what", "figure"), rows)
 

@@ -49,7 +49,7 @@ def show_worker(worker: Any) -> None:
         ("accepted rollouts, tokens", f"{worker['accepted_rollouts']}, {worker['accepted_tokens']}"),
         ("refused", counts(worker["refused"])),
         ("active hours", figure(worker["active_s"] / 3600, 2)),
-        ("cost (asked price)", dollars(worker["cost_estimate_uusd"])),
+        ("earned", dollars(worker["earned_uusd"])),
         ("control messages", worker["control"] or "not known"),
         ("last seen", when(worker["last_seen_at"])),
     )

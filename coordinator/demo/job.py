@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coordinator.demo.market import USD, USD_PER_HOUR
+
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
@@ -16,6 +18,7 @@ class DemoOptions:
     staleness: int = 3
     kill_a_worker: bool = False
     churn: bool = False
+    market: bool = False  # throttled workers with prices, a paced learner: who works is chosen by cost
     link_mbit: float = 0.0  # each worker's link for weights, both ways; 0: not limited
     model: Path | None = None
     environment: str = "digit_sort"
@@ -35,13 +38,13 @@ TOY_ALGORITHM = {
     "groups_per_step": 16,
     "learning_rate": 1e-4,
     "warmup_steps": 5,
-    "betas": [0.9, 0.95],
     "grad_clip": 1.0,
     "truncated": "keep",
 }
 BROUGHT_ALGORITHM = {"group_size": 4, "groups_per_step": 4, "learning_rate": 1e-6}
 TOY_NEW_TOKENS = 10
 BROUGHT_NEW_TOKENS = 48
+MARKET_GROUPS = 8
 
 
 def demo_job(options: DemoOptions, model: str) -> dict[str, Any]:
@@ -50,7 +53,7 @@ def demo_job(options: DemoOptions, model: str) -> dict[str, Any]:
     environment: dict[str, Any] = {"type": options.environment}
     if options.train is not None:
         environment["train"] = str(options.train.resolve())
-    return {
+    job: dict[str, Any] = {
         "name": "demo",
         "model": model,
         "seed": options.seed,
@@ -61,3 +64,7 @@ def demo_job(options: DemoOptions, model: str) -> dict[str, Any]:
         "checkpoints": {"every_steps": 20, "eval_every_steps": options.steps, "eval_prompts": 256 if toy else 32},
         "budget": {"steps": options.steps},
     }
+    if options.market:
+        job["algorithm"] = {**job["algorithm"], "groups_per_step": MARKET_GROUPS}
+        job["budget"] |= {"usd": USD, "usd_per_hour": USD_PER_HOUR}
+    return job

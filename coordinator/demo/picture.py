@@ -18,7 +18,8 @@ def draw(report: Mapping[str, Any], series: Mapping[str, Points], path: Path) ->
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(2, 2, figsize=(12, 7.5), layout="constrained")
+    rows = 3 if report["market"] else 2
+    figure, axes = pyplot.subplots(rows, 2, figsize=(12, 3.75 * rows), layout="constrained")
     figure.suptitle(
         f"ECHO-2 demo: {report['steps']} steps, staleness bound S = {report['S']}, "
         f"{report['workers_contributing']} workers, {report['wall_s']:.0f} s",
@@ -28,6 +29,9 @@ def draw(report: Mapping[str, Any], series: Mapping[str, Points], path: Path) ->
     _staleness(axes[0][1], report)
     _workers(axes[1][0], report)
     _learner(axes[1][1], report, series)
+    if report["market"]:
+        _rates(axes[2][0], report["market"], series)
+        _who(axes[2][1], report["market"])
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 
@@ -91,3 +95,32 @@ def _learner(axis: Any, report: Mapping[str, Any], series: Mapping[str, Points])
     if steps:
         axis.legend(loc="upper right")
     axis.grid(alpha=0.25)
+
+
+def _rates(axis: Any, market: Mapping[str, Any], series: Mapping[str, Points]) -> None:
+    """Required and offered rate, and idle time predicted and measured, by step."""
+    for name, color in (("required_rate", ORANGE), ("offered_rate", BLUE)):
+        points = series.get(f"market/{name}", ())
+        axis.step([s for s, _ in points], [v for _, v in points], where="post", color=color, label=name.replace("_", " "))
+    for act in market["acts"]:
+        axis.axvline(act["step"], color=GREY, linestyle=":", label=f"{act['kind']} {act['worker']}")
+    axis.set(title="Market: completions a second", xlabel="learner step", ylim=(0, None))
+    idle = axis.twinx()
+    for name, style in (("predicted_idle", "--"), ("measured_idle", "-")):
+        points = series.get(f"market/{name}", ())
+        idle.plot([s for s, _ in points], [v for _, v in points], style, color=GREEN, linewidth=1, label=name.replace("_", " "))
+    idle.set(ylim=(0, 1), ylabel="learner idle")
+    lines = [*axis.get_lines(), *idle.get_lines()]
+    axis.legend(lines, [line.get_label() for line in lines], loc="upper right", fontsize=8)
+
+
+def _who(axis: Any, market: Mapping[str, Any]) -> None:
+    """Who was active at which step."""
+    names = sorted({name for active in market["active_by_step"].values() for name in active}, reverse=True)
+    for place, name in enumerate(names):
+        steps = [int(step) for step, active in market["active_by_step"].items() if name in active]
+        axis.scatter(steps, [place] * len(steps), marker="s", s=12, color=BLUE)
+    paid, everyone = market["usd_per_thousand"], market["usd_per_thousand_all_on"]
+    known = paid is not None and everyone is not None
+    cost = f"; {paid:.4f} USD per 1,000 rollouts, {everyone:.4f} with all on" if known else ""
+    axis.set(title=f"Active workers{cost}", xlabel="learner step", yticks=range(len(names)), yticklabels=names)

@@ -50,6 +50,11 @@ class Child:
         lines = self.log.read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
 
+    def wait(self) -> None:
+        """Until it ended; it must have ended well."""
+        if self._process.wait(END_S) != 0:
+            raise DemoFailed(f"{self.name} failed: {self.last_words()}; its log is {self.log}")
+
     def kill(self) -> None:
         """As kill -9."""
         self._process.kill()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from coordinator.demo import market
 from pricing.money import uusd_to_usd
 
 Points = Sequence[tuple[int, float]]
@@ -40,6 +41,7 @@ class Told:
     audit: Mapping[str, Any]
     wall_s: float
     churned: Churned
+    played: market.Played | None = None
 
 
 def mean(values: Sequence[float]) -> float | None:
@@ -100,10 +102,11 @@ def build(told: Told) -> dict[str, Any]:
         "bytes_from_peers": sum(h["fetched_from_peers_bytes"] for w in told.workers for h in w["holdings"]),
         "bytes_saved": _saved(told),
         "publish_median": {name: _median(told.series.get(f"publish/{name}", ())) for name in PUBLISH},
-        "simulated_cost_usd": uusd_to_usd(told.job["cost_estimate_uusd"]),
+        "simulated_cost_usd": uusd_to_usd(told.job["spent_uusd"]),
         "audit_ok": told.audit["ok"],
         "audit_counts": told.audit["counts"],
         "wall_s": told.wall_s,
+        "market": None if told.played is None else market.report(told.played, told.job, told.job["spent_uusd"]),
     }
 
 
@@ -139,7 +142,7 @@ def _worker(worker: Mapping[str, Any]) -> dict[str, Any]:
         "accepted_tokens": worker["accepted_tokens"],
         "tokens_per_s": worker["tokens_per_s"],
         "active_s": worker["active_s"],
-        "cost_usd": uusd_to_usd(worker["cost_estimate_uusd"]),
+        "cost_usd": uusd_to_usd(worker["earned_uusd"]),
     }
 
 

@@ -22,7 +22,7 @@ from rich.live import Live
 from coordinator.commands.connection import Connection, find
 from coordinator.commands.job_file import check_reward_code, upload_names
 from coordinator.commands.output import console, errors, show_json
-from coordinator.demo import picture, report
+from coordinator.demo import market, picture, report
 from coordinator.demo.churn import Change, churn, longest_absence, one_kill
 from coordinator.demo.job import DemoOptions, demo_job
 from coordinator.demo.processes import Child, DemoFailed, program
@@ -43,6 +43,8 @@ SERIES = ("reward/all/mean", "eval/all/mean", "time/step", "time/wait_for_batch"
 def run_demo(options: DemoOptions) -> None:
     """Run it; exit code 1 when the job did not complete, 128 plus the signal's number when a signal ended it."""
     check_options(options)
+    if options.market:
+        options = replace(options, workers=len(market.CAST))
     out = options.out.resolve()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
@@ -59,6 +61,8 @@ def run_demo(options: DemoOptions) -> None:
 
 def check_options(options: DemoOptions) -> None:
     """Everything that can be known to be wrong before any time is spent. Raises DemoFailed or JobFileWrong."""
+    if options.market and (options.churn or options.kill_a_worker):
+        raise DemoFailed("--market has a script of its own: leave --churn and --kill-a-worker out")
     if options.model is not None and not (options.model / "config.json").is_file():
         raise DemoFailed(f"--model {options.model} is no Hugging Face directory: it holds no config.json")
     if options.train is not None and not options.train.is_file():
@@ -176,6 +180,9 @@ class _Demo:
         self._plan = churn(options.workers, options.steps, options.seed) if options.churn else []
         self._plan += one_kill(options.steps) if options.kill_a_worker else []
         self._changes: list[Change] = []  # those that were made
+        self._acts: list[market.Act] = []
+        self._active: dict[int, tuple[str, ...]] = {}
+        self._seen: Mapping[str, Any] = {"jobs": []}
         self._code = ""
 
     async def run(self) -> report.Told:
@@ -197,6 +204,8 @@ class _Demo:
     def _serve(self) -> None:
         command = [program("echo2"), "serve", "--data-dir", str(self._work / "coordinator"), "--port", "0", "--tls", "self-signed"]
         variables = {"ECHO2_HEARTBEAT_S": "2", "ECHO2_PEER_NETWORKS": '["127.0.0.0/8"]'}
+        if self._options.market:
+            variables["ECHO2_LEARNER_LEAST_STEP_S"] = f"{market.STEP_S:g}"
         self._children.append(Child("coordinator", command, self._work / "coordinator.log", variables))
 
     async def _ready(self) -> Connection:
@@ -210,8 +219,12 @@ class _Demo:
 
     def _join(self, place: int, connection: Connection) -> None:
         name = f"worker-{place + 1}"
-        command = [program("echo2-worker"), "join", connection.url, "--name", name, "--price", f"{PRICES[place % len(PRICES)]:.2f}"]
+        cast = market.CAST[place % len(market.CAST)] if self._options.market else None
+        price = PRICES[place % len(PRICES)] if cast is None else cast.usd_per_hour
+        command = [program("echo2-worker"), "join", connection.url, "--name", name, "--price", f"{price:.2f}"]
         command += ["--state-dir", str(self._work / name), "--engine", "torch"]
+        if cast is not None:
+            command += ["--slots", str(market.SLOTS), "--throttle", f"{cast.tokens_per_s:g}"]
         command += ["--peer-host", "127.0.0.1", "--peer-port", str(free_port())]
         if self._options.link_mbit:
             command += ["--up-mbit", f"{self._options.link_mbit:g}", "--down-mbit", f"{self._options.link_mbit:g}"]
@@ -241,6 +254,8 @@ class _Demo:
                     f"no worker joined within {JOINED_S:.0f} s: {self._workers[0].last_words()}; logs are in {self._work}"
                 )
             self._make_changes(job["committed_steps"], connection)
+            if self._options.market:
+                self._play(job["committed_steps"], await client.get("/market"))
             self._check_children(until)
             await asyncio.sleep(POLL_S)
 
@@ -258,6 +273,30 @@ class _Demo:
                 self._join(change.place, connection)
             self._changes.append(replace(change, step=step))
 
+    def _play(self, step: int, seen: Mapping[str, Any]) -> None:
+        """The script of the market demo: note who is active; kill one at its step, and have another one ask for more at its own."""
+        active = market.active_now(seen)
+        if not active:
+            return
+        self._active[step], self._seen = active, seen
+        if self._acts and not self._acts[-1].is_answered and self._acts[-1].worker not in active:
+            self._acts[-1] = replace(self._acts[-1], after=active)
+        share = step / self._options.steps
+        if not self._acts and market.may_kill(seen, share):
+            name = market.fastest(seen)
+            child = next(child for child in self._children if child.name == name)
+            self._away.add(name)
+            child.kill()
+            self._children.remove(child)
+            self._acts.append(market.Act("kill", step, name, active))
+            self._changes.append(Change(step, int(name.rpartition("-")[2]) - 1, "kill"))
+        elif len(self._acts) == 1 and market.may_raise(self._acts[0], seen, share):
+            name = market.cheapest(seen)
+            price = market.RAISED * market.CAST[int(name.rpartition("-")[2]) - 1].usd_per_hour
+            command = [program("echo2-worker"), "price", f"{price:.2f}", "--state-dir", str(self._work / name)]
+            Child(f"{name}-price", command, self._work / f"{name}-price.log").wait()
+            self._acts.append(market.Act("raise", step, name, active))
+
     def _check_children(self, until: float) -> None:
         if time.monotonic() > until:
             raise DemoFailed(f"the demo did not end within {LIMIT_S:.0f} s; logs are in {self._work}")
@@ -273,8 +312,15 @@ class _Demo:
         series = {name: await _points(client, job_id, name) for name in names}
         audit = await client.get(f"/jobs/{job_id}/audit")
         kills = sum(change.kind == "kill" for change in self._changes)
+        played = await self._played(client, job_id, series) if self._options.market else None
         churned = report.Churned(frozenset(self._away), kills, len(self._changes) - kills, longest_absence(self._changes))
-        return report.Told(job, workers, series, audit, wall_s, churned)
+        return report.Told(job, workers, series, audit, wall_s, churned, played)
+
+    async def _played(self, client: RestClient, job_id: str, series: dict[str, list[tuple[int, float]]]) -> market.Played:
+        for name in market.SERIES:
+            series[name] = await _points(client, job_id, name)
+        history = await client.get("/market/history", {"limit": 2000})
+        return market.Played(tuple(self._acts), self._seen, history, series, dict(self._active))
 
 
 async def _points(client: RestClient, job_id: str, name: str) -> list[tuple[int, float]]:
@@ -297,6 +343,26 @@ def _say(result: Mapping[str, Any], out: Path, options: DemoOptions, say: Any) -
     for line in summary(result):
         say.print(line)
     say.print(f"report: {out / 'report.json'}\npicture: {out / 'report.png'}", soft_wrap=True)
+
+
+def _market_words(told: Mapping[str, Any] | None) -> Sequence[str]:
+    """What the market did, in two lines; none in a demo without it."""
+    if told is None:
+        return ()
+
+    def shown(value: float | None, style: str) -> str:
+        return "not measured" if value is None else format(value, style)
+
+    acts = "; ".join(
+        f"step {act['step']}: {act['kind']} {act['worker']}, active {', '.join(act['before'])} -> {', '.join(act['after']) or 'not answered'}"
+        for act in told["acts"]
+    )
+    return (
+        f"market: {acts or 'no act was played: give it more steps'}",
+        f"learner idle {shown(told['predicted_idle'], '.1%')} predicted, {shown(told['measured_idle'], '.1%')} measured over the last "
+        f"{told['steps_compared']} steps; ${shown(told['usd_per_thousand'], '.4f')} per 1,000 admitted rollouts, "
+        f"${shown(told['usd_per_thousand_all_on'], '.4f')} with all {told['workers']} workers on",
+    )
 
 
 def summary(result: Mapping[str, Any]) -> Sequence[str]:
@@ -325,5 +391,6 @@ def summary(result: Mapping[str, Any]) -> Sequence[str]:
         f"{shown(result['bytes_saved'] and result['bytes_saved'] / 1e6, '.1f')} MB less than full snapshots",
         f"a version reached its last worker {publish['to_last_worker_s']} s after publication (medians: encoding {publish['encode_s']} s, "
         f"the first piece out after {publish['first_piece_s']} s; slowest transfer {publish['transfer_s']} s, apply {publish['apply_s']} s)",
+        *_market_words(result["market"]),
         f"simulated cost ${result['simulated_cost_usd']:.4f}; audit {'sound' if result['audit_ok'] else 'BROKEN'}; {result['wall_s']:.0f} s",
     )

@@ -107,7 +107,8 @@ def _check_life(lease: Lease, committed_steps: int, now: float) -> Refused | Non
     if lease.state is LeaseState.DEAD or (lease.state is LeaseState.LIVE and committed_steps > lease.last_step):
         return _dead(lease, committed_steps)
     if lease.state is LeaseState.CANCELLED:
-        return Refused("lease_closed", f"lease {lease.id} was cancelled: {lease.reason or 'the job ended'}", "job", True)
+        paid = now <= lease.deadline  # as much as it was promised for
+        return Refused("lease_closed", f"lease {lease.id} was cancelled: {lease.reason or 'the job ended'}", "job", paid)
     if lease.state is LeaseState.ABANDONED:
         words = f"lease {lease.id} was given up: {lease.reason or 'the worker was not heard of'}"
         return Refused("lease_closed", words, "network", False)

@@ -8,8 +8,10 @@ staleness, not rate. Where the learner is short of rollouts it also publishes le
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from coordinator.domain import publication
 from coordinator.domain.capacity_inputs import CapacityInputs, Estimate, Loading, WorkerCapacity
@@ -86,15 +88,22 @@ def pause_s(worker: WorkerCapacity, inputs: CapacityInputs) -> float:
 
 
 def chosen_kappa(inputs: CapacityInputs) -> int:
-    """Kappa as publication decides it; the fleet's pause is the mean over its rate."""
-    rate = math.fsum(worker.rate for worker in inputs.workers)
-    return publication.kappa(
-        inputs.job.publish_every,
-        bound=inputs.job.bound,
-        train_s=inputs.train_s,
-        bcast_p95_s=inputs.bcast_p95_s,
-        pause_s=math.fsum(worker.rate * pause_s(worker, inputs) for worker in inputs.workers) / rate,
-    )
+    """Kappa as publication decides it."""
+    pauses = [(worker.rate, pause_s(worker, inputs)) for worker in inputs.workers]
+    return fleet_kappa(inputs.job.publish_every, inputs.job.bound, inputs.train_s, inputs.bcast_p95_s, pauses)
+
+
+def fleet_kappa(
+    setting: int | Literal["auto"],
+    bound: int,
+    train_s: float | None,
+    bcast_p95_s: float | None,
+    pauses: Sequence[tuple[float, float]],
+) -> int:
+    """Kappa for a fleet, from (rate, seconds of pause) of each worker: its pause is the mean over its rate. None: not measured yet."""
+    rate = math.fsum(rate for rate, _ in pauses)
+    pause = math.fsum(rate * seconds for rate, seconds in pauses) / rate if rate > 0 else 0.0
+    return publication.kappa(setting, bound=bound, train_s=train_s, bcast_p95_s=bcast_p95_s, pause_s=pause)
 
 
 def required_rate(inputs: CapacityInputs) -> float:

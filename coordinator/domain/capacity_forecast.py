@@ -17,7 +17,9 @@ from p2p.domain.fluid import fluid_bound
 
 COMPLETIONS = 12_000  # wanted in one forecast
 FEWEST_STEPS, MOST_STEPS = 240, 400  # steps and deliveries vary as well
+LARGE_STEP = 512  # rollouts
 CEILING = 8  # times as many as planned: then the rehearsal is given up (a fleet whose work is almost all thrown away)
+MOST_COMPLETIONS = 300_000  # and at that many in any case
 NOISE = 0.01  # gains below it are not told from chance
 BYTES_PER_MBIT = 125_000.0
 
@@ -59,7 +61,7 @@ def rehearsal_of(inputs: CapacityInputs, kappa: int, *, steps: int) -> Rehearsal
         no_signal=job.no_signal,
         steps=warm_up + steps,
         warm_up=warm_up,
-        most_completions=CEILING * (warm_up + steps) * job.rollouts_per_step,
+        most_completions=min(CEILING * (warm_up + steps) * job.rollouts_per_step, MOST_COMPLETIONS),
     )
 
 
@@ -77,9 +79,14 @@ def _player(worker: WorkerCapacity) -> Player:
 def forecast(inputs: CapacityInputs, *, seed: int = 0, completions: int = COMPLETIONS) -> Forecast:
     """Assess and rehearse. The same arguments give the same answer."""
     assessment = assess(inputs)
-    steps = min(max(round(completions / inputs.job.rollouts_per_step), FEWEST_STEPS), MOST_STEPS)
+    steps = min(max(round(completions / inputs.job.rollouts_per_step), _fewest(inputs)), MOST_STEPS)
     found = rehearse(rehearsal_of(inputs, assessment.kappa, steps=steps), inputs.lengths.draw, seed)
     return _read(assessment, found)
+
+
+def _fewest(inputs: CapacityInputs) -> int:
+    """Large steps vary less from one to the next, and cost more to rehearse."""
+    return FEWEST_STEPS if inputs.job.rollouts_per_step <= LARGE_STEP else FEWEST_STEPS // 2
 
 
 def _read(assessment: Assessment, found: Rehearsed) -> Forecast:

@@ -18,6 +18,7 @@ TOO_FEW_SCORED = "too_few_scored"
 SCORED_AT_LEAST = 2  # an advantage is relative to the others of the group
 
 _OUTCOMES = frozenset({RolloutState.SCORED, RolloutState.UNSCORED, RolloutState.GRADER_FAILED, RolloutState.GRADER_TIMEOUT})
+_ANSWERED = _OUTCOMES | {RolloutState.ACCEPTED}
 _UNDER_WAY = frozenset({RolloutState.LEASED, RolloutState.ACCEPTED})
 _MISSING = frozenset({RolloutState.OPEN, RolloutState.LEASED})
 
@@ -28,6 +29,15 @@ class Closing:
 
     state: GroupState
     reason: str
+
+
+def is_whole(group: Group, rollouts: Sequence[Rollout], *, min_group: int | None) -> bool:
+    """Whether nothing more will come for a group before its scores: every slot is answered, or `min_group` are and none is leased."""
+    answered = sum(rollout.state in _ANSWERED for rollout in rollouts)
+    if answered == group.size:
+        return True
+    leased = any(rollout.state is RolloutState.LEASED for rollout in rollouts)
+    return min_group is not None and not leased and answered >= max(SCORED_AT_LEAST, min_group)
 
 
 def close(group: Group, rollouts: Sequence[Rollout], *, min_group: int | None) -> Closing | None:

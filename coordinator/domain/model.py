@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from coordinator.wire.job import JobConfig
+from pricing.rentals import Rental  # noqa: F401 (a row like those below; its rules are in pricing)
 
 
 class JobState(StrEnum):
@@ -174,6 +175,8 @@ class Lease:
     issued_at: float
     reason: str = ""
     closed_at: float | None = None
+    quote_id: str | None = None  # what its work is paid by; None: granted before there were quotes
+    tokens: int | None = None  # accepted under it, once every slot settled; None: its rollouts tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +195,7 @@ class Refusal:
     paid: bool
     tokens: int
     at: float
+    quote_id: str | None = None  # what pays it; None: nothing, or it is paid as the accepted rollout that it was
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +312,72 @@ class QuoteRow:
     reason: str  # why it was chosen
     ended_at: float | None = None
     ended_because: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Meter:
+    """What was measured and posted under a quote until the last look, and what may be leased under it before the next one."""
+
+    quote_id: str
+    job_id: str
+    worker_id: str
+    looked_at: float
+    counted_to: float  # leases closed before this, and refusals of before, are in `tokens_before` and not looked at again
+    tokens_before: int
+    tokens: int  # owed for in all
+    paid_ms: int  # active time that is owed for, in all
+    posted_uusd: int  # of what is owed
+    posted_at: float
+    covered_until: float  # active time is reserved up to this
+    wanted: int = 0  # slots that the last look made leasable
+    leasable: int | None = None  # of these, what is left; None: work under this quote costs nothing, or time alone is paid
+    closed_at: float | None = None  # everything owed is posted, and nothing is reserved any more
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """One fact of money; its postings sum to zero. Rows of this kind and of `Posting` are never changed (`pricing.ledger`)."""
+
+    id: str
+    seq: int  # counts all entries from 0
+    kind: str
+    job_id: str
+    worker_id: str  # "": none
+    subject: str  # the job, quote or rental that it is about
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Posting:
+    """One move of an entry. `number` counts the account's moves from 0; `balance_uusd` is what it stands at after this one."""
+
+    account: str
+    number: int
+    entry_id: str
+    uusd: int
+    balance_uusd: int
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerAccount:
+    """An account as it stands: a shortcut, equal to its newest posting (the audit proves it)."""
+
+    id: str
+    kind: str
+    job_id: str
+    worker_id: str  # "": none
+    number: int  # moves so far
+    uusd: int
+
+
+@dataclass(frozen=True, slots=True)
+class PriceRow:
+    """What a worker asks from `at` on, until its next row."""
+
+    worker_id: str
+    at: float
+    uusd_per_hour: int
 
 
 @dataclass(frozen=True, slots=True)

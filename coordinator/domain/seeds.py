@@ -35,9 +35,14 @@ def prompt_index(job_seed: int, number: int, prompts: int | None) -> int:
 @lru_cache(maxsize=4)
 def permutation(seed: int, length: int) -> tuple[int, ...]:
     """A permutation of range(length); the current epochs are cached, since every group asks for one place in it."""
+    return tuple(shuffled(seed, length))
+
+
+def shuffled(seed: int, length: int) -> list[int]:
+    """The numbers of range(length) in an order drawn from the seed."""
     order = list(range(length))
     Random(seed).shuffle(order)  # noqa: S311 (seeded on purpose)
-    return tuple(order)
+    return order
 
 
 def canary_ids(job_seed: int, vocab_size: int) -> tuple[int, ...]:

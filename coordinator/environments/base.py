@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+from coordinator.domain.mixing import Band
 from coordinator.service.ports import EnvironmentBroken
 
 __all__ = [
@@ -21,11 +22,14 @@ __all__ = [
     "Message",
     "Outcome",
     "PromptValue",
+    "RewardSpec",
     "Scores",
+    "SourceSpec",
     "bounded",
     "check_index",
     "is_trainable",
     "scored",
+    "spec_from",
 ]
 
 SPLITS = ("train", "eval")
@@ -80,8 +84,32 @@ class Environment(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class RewardSpec:
+    """One of several rewards. `label` names its metric."""
+
+    type: str
+    label: str
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSpec:
+    """One of several sources of prompts. Paths are absolute."""
+
+    type: str
+    label: str
+    weight: float
+    train: str | None = None
+    eval: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class EnvironmentSpec:
-    """All that a child needs to build its environment; travels as plain JSON. Paths are absolute."""
+    """All that a child needs to build its environment; travels as plain JSON. Paths are absolute.
+
+    `codes` maps FILE of each `python:FILE:FUNCTION` to its path; `code` is the path where there is only one.
+    """
 
     type: str
     seed: int
@@ -93,15 +121,39 @@ class EnvironmentSpec:
     answer_column: str = "answer"
     system_prompt: str | None = None
     use_chat_template: bool = False
+    codes: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    rewards: Sequence[RewardSpec] = ()
+    sources: Sequence[SourceSpec] = ()
+    difficulty_column: str = "pass_rate"
+    bands: Sequence[Band] = ()
+    grade_timeout_s: float = 15.0
 
     @property
     def runs_author_code(self) -> bool:
         """Whether loading the environment executes a file that the job's author brought."""
-        return self.type.startswith("python:")
+        types = [self.type, *(reward.type for reward in self.rewards), *(source.type for source in self.sources)]
+        return any(kind.startswith("python:") for kind in types)
+
+    def readable(self) -> list[str]:
+        """Every path that the child must read."""
+        paths = [self.tokenizer_dir, self.train, self.eval, self.code, *self.codes.values()]
+        paths += [path for source in self.sources for path in (source.train, source.eval)]
+        return [path for path in paths if path]
 
     def to_json(self) -> dict[str, object]:
         """A JSON object with the fields' names."""
         return asdict(self)
+
+
+def spec_from(values: Mapping[str, Any]) -> EnvironmentSpec:
+    """The spec that `to_json` wrote. Raises TypeError on unknown fields."""
+    nested = {
+        "rewards": tuple(RewardSpec(**one) for one in values.get("rewards", ())),
+        "sources": tuple(SourceSpec(**one) for one in values.get("sources", ())),
+        "bands": tuple(Band(**one) for one in values.get("bands", ())),
+    }
+    return EnvironmentSpec(**{**values, **nested})
 
 
 def is_trainable(reward: float) -> bool:

@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from coordinator.environments.base import Completion, Environment, EnvironmentBroken, EnvironmentSpec, Scores, bounded
+from coordinator.environments.base import Completion, Environment, EnvironmentBroken, EnvironmentSpec, Scores, bounded, spec_from
 from coordinator.environments.jail import JailLimits, JailPlan, JailReport, allow_cpu, apply
 from coordinator.environments.link import ChildLink, LinkBroken
 
@@ -90,7 +90,7 @@ def main() -> None:
 
 def _start(link: ChildLink, request: Request, parent: int, link_fd: int) -> Desk | None:
     """Jail, build, report. None when the environment is broken (and the words were sent)."""
-    spec = EnvironmentSpec(**request["spec"])
+    spec = spec_from(request["spec"])
     _close_others(link_fd)
     os.environ.clear()
     os.environ.update({name: request["variables"][name] for name in KEPT_VARIABLES if name in request["variables"]})
@@ -115,18 +115,17 @@ def build_environment_in_jail(spec: EnvironmentSpec) -> Environment:
 
 
 def _plan(request: Request, spec: EnvironmentSpec, parent: int) -> JailPlan:
-    readable = [spec.tokenizer_dir, spec.train, spec.eval, spec.code]
     return JailPlan(
         limits=JailLimits(**request["limits"]),
         scratch=Path(request["scratch"]),
-        readable=tuple(Path(path) for path in readable if path),
+        readable=tuple(Path(path) for path in spec.readable()),
         parent_pid=parent,
     )
 
 
 def _refusal(report: JailReport) -> str:
     return (
-        "environment.type runs Python that came with the job, and this host can neither cut its network off nor filter its system "
+        "the environment runs Python that came with the job, and this host can neither cut its network off nor filter its system "
         f"calls ({'; '.join(report.missing)}): allow unprivileged user namespaces or seccomp on the host, or use a built-in environment"
     )
 

@@ -10,7 +10,7 @@ import io
 import json
 import mmap
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -44,6 +44,21 @@ class Table(Protocol):
 
 
 RowCheck = Callable[[Row], None]
+
+
+class Rows(Protocol):
+    """The rows of one split, as scoring sees them."""
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """Names that any row has."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def row(self, index: int) -> Row: ...
+
+    def prompt(self, index: int) -> PromptValue: ...
 
 
 class Dataset:

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import islice
 
 DIGITS_LIMIT = 400
 
@@ -38,8 +39,8 @@ _LOOK_BACK = 80
 _PASSED_OVER = re.compile(r"(?:[^\W\d]|\})\s?[\^_]\s?\{?\s?[-+−]?$")  # before a unit's exponent, or a subscript
 _INSIDE = re.compile(r"(?:\\sqrt(?:\[\d{1,3}\])?|√|[\^_]|\\[dt]?frac(?:\s?\{[^{}]*\})?)\s?\{?\s?[-+−]?$")  # before what is not read
 _GOES_ON = re.compile(r"\s?(?:\^|\\sqrt|√|\\pi|π)")  # after what is not read
-_BOXED = "\\boxed{"
-_HASHES = "####"
+BOXED = "\\boxed{"
+HASHES = "####"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +72,22 @@ def last_number(text: str) -> Number | None:
     return last[0] if last else None
 
 
+def sole_number(text: str) -> tuple[Number, str, str] | None:
+    """The number of a text that holds exactly one, what stands before it, and what after; None for none, several, or one not read."""
+    text = _spelled(text)
+    found = list(islice(_spans(text), 2))
+    if len(found) != 1:
+        return None
+    number, start, end = found[0]
+    return None if number is None else (number, text[:start], text[end:])
+
+
 def final_number(text: str) -> Number | None:
     r"""The number a text gives as its answer: after the last ``####`` or in the last box, whichever stands later, else the last one.
 
     A mark without any figures does not count; figures there that are not read (``\boxed{3\sqrt{2}}``) are the answer: no number.
     """
-    marked = [(text.rfind(_HASHES), _after_hashes(text)), (text.rfind(_BOXED), _in_box(text))]
+    marked = [(text.rfind(HASHES), after_hashes(text)), (text.rfind(BOXED), in_box(text))]
     for part in (*(part for _, part in sorted(marked, reverse=True)), text):
         last = deque(_readings(part), maxlen=1)
         if last:
@@ -86,24 +97,34 @@ def final_number(text: str) -> Number | None:
 
 def _readings(text: str) -> Iterator[Number | None]:
     """What the figures of a text say, in order; None for those inside an expression that is not read."""
-    text = _BARE_BOTTOM.sub(r"\1{\2}", _BARE_TOP.sub(r"\1{\2}", _SEPARATOR.sub(",", text)))
+    return (number for number, _, _ in _spans(_spelled(text)))
+
+
+def _spelled(text: str) -> str:
+    """The text with LaTeX's shorthands written out."""
+    return _BARE_BOTTOM.sub(r"\1{\2}", _BARE_TOP.sub(r"\1{\2}", _SEPARATOR.sub(",", text)))
+
+
+def _spans(text: str) -> Iterator[tuple[Number | None, int, int]]:
+    """The readings of a text that is written out, each with where it starts and ends."""
     for found in _NUMBER.finditer(text):
         before = text[max(0, found.start() - _LOOK_BACK) : found.start()]
         if _PASSED_OVER.search(before):
             continue
         value = None if _INSIDE.search(before) or _GOES_ON.match(text, found.end()) else _value(found)
-        yield None if value is None else Number(value, found["percent"] is not None)
+        number = None if value is None else Number(value, found["percent"] is not None)
+        yield number, found.start(), found.end()
 
 
-def _after_hashes(text: str) -> str:
+def after_hashes(text: str) -> str:
     """What follows the last ``####``, up to the end of the first line that holds anything."""
-    _, mark, rest = text.rpartition(_HASHES)
+    _, mark, rest = text.rpartition(HASHES)
     return rest.lstrip().partition("\n")[0] if mark else ""
 
 
-def _in_box(text: str) -> str:
+def in_box(text: str) -> str:
     r"""The contents of the last ``\boxed{...}``, braces balanced; an unclosed box reaches to the end."""
-    _, mark, rest = text.rpartition(_BOXED)
+    _, mark, rest = text.rpartition(BOXED)
     if not mark:
         return ""
     depth = 1

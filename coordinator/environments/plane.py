@@ -1,25 +1,35 @@
 """The data plane of one job: prompts and scores from jailed children, and what went wrong as outcomes of its own.
 
 A completion is scored only if a child said so in time. A hung or crashed grading is `timeout` or `failed` for the completions of that
-request, never a score; their share is watched, and `alarm()` says when it passes the limit.
+request, never a score; those of a built-in environment are then tried one by one, so that one completion costs the others nothing. The
+share of such outcomes is watched, and `alarm()` says when it passes the limit.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coordinator.environments.base import SPLITS, EnvironmentBroken, EnvironmentSpec, bounded, is_trainable
+from coordinator.domain.mixing import Band
+from coordinator.environments.base import (
+    SPLITS,
+    EnvironmentBroken,
+    EnvironmentSpec,
+    RewardSpec,
+    SourceSpec,
+    bounded,
+    is_trainable,
+)
 from coordinator.environments.jail import JailLimits, JailReport
 from coordinator.environments.link import LinkBroken
 from coordinator.environments.pool import Pool, PoolFull, PoolSettings
 from coordinator.environments.process import ChildLost
 from coordinator.service.ports import EnvironmentInfo, Graded, Prompt
-from coordinator.wire.job import EnvironmentConfig
+from coordinator.wire.environment import EnvironmentConfig, SourceConfig
 
 __all__ = ["DataPlaneSpec", "EnvironmentBroken", "JailedDataPlane", "PoolFull"]
 
@@ -36,7 +46,10 @@ BYTES_PER_TOKEN = 36  # a Python integer and its place in a list
 
 @dataclass(frozen=True, slots=True)
 class DataPlaneSpec:
-    """A job's environment with every name resolved to a file on this host (None: absent)."""
+    """A job's environment with every name resolved to a file on this host (None: absent).
+
+    `files` resolves what sources and rewards name: the name in the job file, and where it lies.
+    """
 
     environment: EnvironmentConfig
     seed: int
@@ -44,10 +57,14 @@ class DataPlaneSpec:
     train: Path | None = None
     eval: Path | None = None
     code: Path | None = None
+    files: Mapping[str, Path] = field(default_factory=dict)
 
     def for_child(self) -> EnvironmentSpec:
         """The plain values that a child needs; paths are made absolute."""
         config = self.environment
+        codes = {
+            named.name: self.files[named.name] for named in config.files() if named.kind == "code" and named.name in self.files
+        }
         return EnvironmentSpec(
             type=config.type,
             seed=self.seed,
@@ -59,6 +76,23 @@ class DataPlaneSpec:
             answer_column=config.answer_column,
             system_prompt=config.system_prompt,
             use_chat_template=config.use_chat_template,
+            codes={name: str(path.resolve()) for name, path in codes.items()},
+            options=config.options,
+            rewards=[RewardSpec(reward.type, reward.label, reward.weight) for reward in config.rewards],
+            sources=[self._source(place, source) for place, source in enumerate(config.sources)],
+            difficulty_column=config.difficulty_column,
+            bands=[Band(stage.low, stage.high, stage.until_group) for stage in config.curriculum],
+            grade_timeout_s=config.grade_timeout_s,
+        )
+
+    def _source(self, place: int, source: SourceConfig) -> SourceSpec:
+        return SourceSpec(
+            type=source.type or self.environment.type,
+            label=source.name or str(place),
+            weight=source.weight,
+            train=None if source.train is None else _text(self.files[source.train]),
+            eval=None if source.eval is None else _text(self.files[source.eval]),
+            options=source.options,
         )
 
 
@@ -78,7 +112,10 @@ class JailedDataPlane:
     ) -> None:
         self._grade_timeout_s = spec.environment.grade_timeout_s
         chosen = settings or PoolSettings(processes=processes)
-        self._pool = Pool(spec.for_child(), limits or JailLimits(), chosen)
+        child = spec.for_child()
+        self._pool = Pool(child, limits or JailLimits(), chosen)
+        self._is_scored_apart = not child.runs_author_code  # else a function may look at all completions of a prompt together
+        self._is_closed = False
         self._tries = chosen.processes + 1
         self._recent: deque[str] = deque(maxlen=ALARM_WINDOW)
         self._last_words = ""
@@ -116,20 +153,25 @@ class JailedDataPlane:
         if not completions:
             return []
         ids = [[int(token) for token in completion] for completion in completions]
-        size = BYTES_PER_TOKEN * sum(map(len, ids))
-        request = {"do": "grade", "split": split, "index": index, "completions": ids}
-        try:
-            answer = await self._pool.ask(request, size=size, timeout_s=self._grade_timeout_s)
-            graded = self._read(answer, len(ids))
-        except ChildLost as lost:
-            graded = await self._unanswered("timeout" if lost.is_timeout else "failed", str(lost), ids, size)
-        except LinkBroken as error:
-            graded = [Graded("failed", None, "", bounded(str(error))) for _ in ids]
+        graded = await self._graded(split, index, ids)
         self._note(graded)
         return graded
 
+    async def _graded(self, split: str, index: int, ids: list[list[int]]) -> list[Graded]:
+        size = BYTES_PER_TOKEN * sum(map(len, ids))
+        request = {"do": "grade", "split": split, "index": index, "completions": ids}
+        try:
+            return self._read(await self._pool.ask(request, size=size, timeout_s=self._grade_timeout_s), len(ids))
+        except ChildLost as lost:
+            if self._is_scored_apart and len(ids) > 1 and not self._is_closed:
+                return [one for alone in ids for one in await self._graded(split, index, [alone])]
+            return await self._unanswered("timeout" if lost.is_timeout else "failed", str(lost), ids, size)
+        except LinkBroken as error:
+            return [Graded("failed", None, "", bounded(str(error))) for _ in ids]
+
     async def close(self) -> None:
         """Kill the children. Idempotent."""
+        self._is_closed = True
         await self._pool.close()
 
     @property

@@ -11,31 +11,23 @@ apply". Author code loads and runs in a jailed process only.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-import traceback
-from collections.abc import Callable, Mapping, Sequence
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
-from pathlib import Path
-from typing import Any, SupportsFloat
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from coordinator.environments.base import Completion, EnvironmentBroken, Outcome, PromptValue, Scores, bounded, scored
-from coordinator.environments.datasets import Dataset
+from coordinator.environments.author_code import RewardFunction, call, outcome, words_of
+from coordinator.environments.base import Completion, EnvironmentBroken, Outcome, PromptValue, Scores, bounded
+from coordinator.environments.datasets import Rows
 
-CODE_LIMIT_BYTES = 1 << 20
 METRICS_LIMIT = 64
 _FRAMEWORK = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 _PER_COMPLETION = ("prompt", "completion", "completion_ids")
-_MODULE = "author_reward"
-
-RewardFunction = Callable[..., Any]
 
 
 class PythonReward:
     """Dataset rows scored by a function of the author's."""
 
-    def __init__(self, splits: dict[str, Dataset], function: RewardFunction, *, file_name: str) -> None:
+    def __init__(self, splits: Mapping[str, Rows], function: RewardFunction, *, file_name: str) -> None:
         self._splits = splits
         self._function = function
         self._file_name = file_name
@@ -49,8 +41,8 @@ class PythonReward:
             _check_parameters(function, dataset.columns)
 
     def size(self, split: str) -> int | None:
-        dataset = self._splits.get(split)
-        return len(dataset) if dataset else 0
+        rows = self._splits.get(split)
+        return 0 if rows is None else len(rows)
 
     def prompt(self, split: str, index: int) -> PromptValue:
         return self._splits[split].prompt(index)
@@ -63,31 +55,12 @@ class PythonReward:
         offered |= {"log_extra": journal.log_extra, "log_metric": journal.log_metric}
         wanted = offered if self._accepted is None else {name: offered[name] for name in self._accepted if name in offered}
         try:
-            rewards = _outcomes(_call(self._function, wanted), len(completions))
+            rewards = _outcomes(call(self._function, wanted), len(completions))
         except BaseException as error:  # SystemExit too: whatever the author's code raises is an outcome
-            words = _words(error, self._file_name)
+            words = words_of(error, self._file_name)
             is_spent = not isinstance(error, Exception) or isinstance(error, (MemoryError, RecursionError))
             return Scores([Outcome("failed", None, words) for _ in completions], {}, is_spent)
         return Scores(journal.annotate(rewards), journal.metrics())
-
-
-def load_function(path: Path, function: str) -> RewardFunction:
-    """Execute the author's file and take the function from it. Raises EnvironmentBroken. Only ever in a jailed process."""
-    if not path.is_file() or path.stat().st_size > CODE_LIMIT_BYTES:
-        raise EnvironmentBroken(f"reward code {path.name} is absent or above {CODE_LIMIT_BYTES} bytes: upload one Python file")
-    loader = SourceFileLoader(_MODULE, str(path))
-    spec = spec_from_loader(_MODULE, loader)
-    assert spec is not None
-    module = module_from_spec(spec)
-    try:
-        loader.exec_module(module)
-    except BaseException as error:
-        raise EnvironmentBroken(f"reward code could not be loaded: {_words(error, path.name)}") from error
-    found = getattr(module, function, None)
-    if not callable(found):
-        names = [name for name, value in vars(module).items() if inspect.isfunction(value) and not name.startswith("_")]
-        raise EnvironmentBroken(f"reward code has no function {function!r} (it has: {', '.join(sorted(names)) or 'none'})")
-    return found  # type: ignore[no-any-return]
 
 
 def _arguments(columns: Mapping[str, Any], prompt: PromptValue, completions: Sequence[Completion]) -> dict[str, Any]:
@@ -129,38 +102,13 @@ def _check_parameters(function: RewardFunction, columns: Sequence[str]) -> None:
             )
 
 
-def _call(function: RewardFunction, arguments: Mapping[str, Any]) -> Any:
-    result = function(**arguments)
-    return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
-
-
-async def _awaited(result: Any) -> Any:
-    return await result
-
-
 def _outcomes(rewards: Any, count: int) -> list[Outcome]:
     """Rewards as outcomes. Raises TypeError or ValueError in words when the list is not what TRL asks for."""
     if isinstance(rewards, (str, bytes, Mapping)) or not hasattr(rewards, "__len__") or not hasattr(rewards, "__iter__"):
         raise TypeError(f"the reward function returned {type(rewards).__name__}; return a list of {count} floats or None")
     if len(rewards) != count:
         raise ValueError(f"the reward function returned {len(rewards)} rewards for {count} completions; return one for each")
-    return [_outcome(reward) for reward in rewards]
-
-
-def _outcome(reward: Any) -> Outcome:
-    if reward is None:
-        return Outcome("unscored")
-    if isinstance(reward, (str, bytes)) or not isinstance(reward, SupportsFloat):
-        return Outcome("failed", None, f"the reward is {bounded(repr(reward), 80)}; return a number, or None for 'does not apply'")
-    return scored(float(reward))
-
-
-def _words(error: BaseException, file_name: str) -> str:
-    """The last line of the traceback, and where in the author's file it happened."""
-    last = traceback.format_exception_only(error)[-1].strip()
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).name == file_name]
-    place = f" ({file_name} line {frames[-1].lineno})" if frames else ""
-    return bounded(last) + place
+    return [outcome(reward) for reward in rewards]
 
 
 class _Journal:

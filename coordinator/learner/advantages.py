@@ -41,12 +41,41 @@ def group_std(rewards: Tensor, group: Tensor) -> Tensor:
     return torch.where(std > ZERO_VARIANCE_TOLERANCE, centred / (std + STD_EPSILON), 0.0)
 
 
-RULES: dict[str, Advantages] = {"mean": mean, "group_std": group_std}
+def leave_one_out(rewards: Tensor, group: Tensor) -> Tensor:
+    """Reward minus the mean of the *other* scored rewards of its group (RLOO, arXiv 2402.14740); 0 for one that is alone.
+
+    With n scored rewards that is n / (n - 1) times `mean`. Shapes as for `mean`.
+    """
+    scored = ~torch.isnan(rewards)
+    count = _group_sum(scored.double(), group)
+    return mean(rewards, group) * count / (count - 1).clamp_min(1)
+
+
+def batch_std(rewards: Tensor, group: Tensor) -> Tensor:
+    """`mean` over its (population) standard deviation in the whole batch (Lite PPO, arXiv 2508.08221; ScaleRL, arXiv 2510.13786).
+
+    Zero for all where no group has signal. Shapes as for `mean`.
+    """
+    scored = ~torch.isnan(rewards)
+    centred = mean(rewards, group)
+    std = (centred.square().sum() / scored.sum().clamp_min(1)).sqrt()
+    return centred / (std + STD_EPSILON) if float(std) > ZERO_VARIANCE_TOLERANCE else torch.zeros_like(centred)
+
+
+RULES: dict[str, Advantages] = {
+    "mean": mean,
+    "group_std": group_std,
+    "leave_one_out": leave_one_out,
+    "batch_std": batch_std,
+}
 
 
 def _group_mean(values: Tensor, scored: Tensor, group: Tensor) -> Tensor:
     """The mean of each rollout's group over its scored members, spread back to [N]; 0 for a group with none."""
+    return _group_sum(values * scored, group) / _group_sum(scored.to(values.dtype), group).clamp_min(1)
+
+
+def _group_sum(values: Tensor, group: Tensor) -> Tensor:
+    """The sum over each rollout's group, spread back to [N]."""
     groups = int(group.max()) + 1 if len(group) else 0
-    total = torch.zeros(groups, dtype=values.dtype).index_add_(0, group, values * scored)
-    count = torch.zeros(groups, dtype=values.dtype).index_add_(0, group, scored.to(values.dtype))
-    return (total / count.clamp_min(1))[group]
+    return torch.zeros(groups, dtype=values.dtype).index_add_(0, group, values)[group]

@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coordinator.learner import advantages
+from coordinator.learner import advantages, aggregation
 from coordinator.learner.batch_file import Batch
-from coordinator.wire.job import AlgorithmConfig
+from coordinator.wire.job import JobConfig
 
 PAD_ID = 0  # padding is masked out, so any id in the vocabulary does
 
@@ -28,8 +28,8 @@ class Signal:
     """What each rollout teaches."""
 
     advantages: Tensor  # float64 [N]
-    weights: Tensor  # float32 [N]; 0: not trained
-    trained_tokens: int  # tokens with weight > 0: the loss's denominator
+    weights: Tensor  # float64 [N], of each of its tokens in the batch's loss; 0: not trained
+    trained_tokens: int  # tokens with weight > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +42,27 @@ class MicroBatch:
     targets: Tensor  # int64 [b, c]
     present: Tensor  # bool [b, c]: a token, not padding
     sampler: Tensor  # float32 [b, c]
+    age: Tensor  # int32 [b, c], the step minus the version that sampled the token
     advantages: Tensor  # float64 [b]
-    weights: Tensor  # float32 [b, c]; 0: padding or not trained
+    weights: Tensor  # float64 [b, c]; 0: padding or not trained
 
 
-def signal_of(batch: Batch, rule: AlgorithmConfig) -> Signal:
-    """Advantages over all scored rollouts; then who is trained.
+def signal_of(batch: Batch, config: JobConfig) -> Signal:
+    """Advantages over all scored rollouts; then who is trained, and what a token of each counts.
 
-    Out of the loss are rollouts without a score, with weight 0, and (rule.truncated == "mask") those that hit the length cap;
-    the last two stay in their group's baseline.
+    Out of the loss, and of the aggregation's counts, are rollouts without a score, with weight 0, and (truncated = "mask": DAPO's
+    overlong filter, arXiv 2503.14476) those that hit the length cap; the last two stay in their group's baseline.
     """
+    rule = config.algorithm
     rewards = torch.from_numpy(batch.rewards)
-    weights = torch.from_numpy(batch.weight)
-    trained = ~torch.isnan(rewards)
+    given = torch.from_numpy(batch.weight).double()
+    trained = ~torch.isnan(rewards) & (given > 0)
     if rule.truncated == "mask":
         trained &= torch.from_numpy(batch.truncated) == 0
-    weights = torch.where(trained, weights, 0.0)
     group = torch.from_numpy(batch.group.astype(np.int64))
-    tokens = int(torch.from_numpy(batch.lengths)[weights > 0].sum())
-    return Signal(advantages.RULES[rule.advantage](rewards, group), weights, tokens)
+    lengths = torch.from_numpy(batch.lengths.astype(np.int64))
+    shares = aggregation.RULES[rule.aggregation](aggregation.Rollouts(lengths, trained, group, config.sampling.max_new_tokens))
+    return Signal(advantages.RULES[rule.advantage](rewards, group), given * shares, int(lengths[trained].sum()))
 
 
 def split(batch: Batch, token_budget: int) -> list[list[int]]:
@@ -95,6 +97,7 @@ def collate(batch: Batch, signal: Signal, rows: list[int], *, device: str = "cpu
         "targets": targets.long(),
         "present": present,
         "sampler": _padded(_pieces(batch.logprobs, batch.lengths, rows), left=False),
+        "age": _padded(_pieces(batch.step - batch.versions, batch.lengths, rows), left=False),
         "advantages": signal.advantages[rows],
         "weights": signal.weights[rows][:, None] * present,
     }

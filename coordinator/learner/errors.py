@@ -4,7 +4,8 @@ LearnerError
 ├── RequestRefused      the request does not fit the learner's state (fence, step, order): nothing changed
 ├── BatchInvalid        the batch file is not what the request says it is: nothing changed
 ├── ModelRefused        the model directory cannot be trained here: a start with it ends the process
-└── CheckpointInvalid   the checkpoint is not whole, or belongs to another job: a start with it ends the process
+├── CheckpointInvalid   the checkpoint is not whole, or belongs to another job: a start with it ends the process
+└── SinkMissing         the job names a sink for its figures whose package is not installed: a start with it ends the process
 """
 
 from __future__ import annotations
@@ -44,3 +45,9 @@ class CheckpointInvalid(LearnerError):
     """The checkpoint cannot be resumed exactly."""
 
     code = "bad_checkpoint"
+
+
+class SinkMissing(LearnerError):
+    """The figures could not go where the job wants them."""
+
+    code = "bad_sink"

@@ -7,6 +7,7 @@ not reported as 0.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,11 @@ ALIASES = {
     "is_masked_low/mean": "clip_ratio/low_mean",
     "is_masked_high/mean": "clip_ratio/high_mean",
     "is_masked/mean": "clip_ratio/region_mean",
+    "ratio/all/min": "sampling/importance_sampling_ratio/min",
+    "ratio/all/mean": "sampling/importance_sampling_ratio/mean",
+    "ratio/all/max": "sampling/importance_sampling_ratio/max",
+    "logprob_gap/all/mean": "sampling/sampling_logp_difference/mean",
+    "logprob_gap/all/max": "sampling/sampling_logp_difference/max",
     "optim/grad_norm": "grad_norm",
     "optim/lr": "learning_rate",
 }
@@ -43,43 +49,66 @@ class Tally:
     entropy: float = 0.0
     mismatch_kl: float = 0.0
     mismatch_kl_max: float = 0.0
+    gap: float = 0.0
+    gap_max: float = 0.0
     trained: float = 0.0
     low: float = 0.0
     high: float = 0.0
+    capped: float = 0.0
     dropped: float = 0.0
     trained_rollouts: float = 0.0
+    reference_kl: float = 0.0
+    kept: float = 0.0
     ratio: float = 0.0
     ratio_squared: float = 0.0
+    ratio_min: float = math.inf
+    ratio_max: float = 0.0
 
     def add(self, micro: MicroBatch, terms: LossTerms, logprobs: Tensor, entropy: Tensor) -> None:
         """Count one micro-batch. `logprobs` and `entropy` are [b, c], without gradient."""
-        log_ratio = (logprobs.double() - micro.sampler.double())[micro.present]
-        mismatch = torch.exp(log_ratio) - log_ratio - 1
+        log_ratio = logprobs.double() - micro.sampler.double()
         trained = micro.weights > 0
-        ratio = torch.exp((logprobs.double() - micro.sampler.double())[trained & ~terms.dropped[:, None]])
         self.loss += float(terms.loss.detach())
-        self.tokens += float(micro.present.sum())
         self.entropy += float(entropy.double()[micro.present].sum())
-        self.mismatch_kl += float(mismatch.sum())
-        self.mismatch_kl_max = max(self.mismatch_kl_max, float(mismatch.max()))
+        self._add_mismatch(log_ratio[micro.present])
+        self._add_ratios(torch.exp(log_ratio[trained & ~terms.dropped[:, None]]))
         self.trained += float(trained.sum())
         self.low += float(terms.low.sum())
         self.high += float(terms.high.sum())
+        self.capped += float(terms.capped.sum())
+        self.reference_kl += float(terms.reference_kl.double().sum())
         self.dropped += float((terms.dropped & trained.any(dim=1)).sum())
         self.trained_rollouts += float(trained.any(dim=1).sum())
+
+    def _add_mismatch(self, log_ratio: Tensor) -> None:
+        mismatch = torch.exp(log_ratio) - log_ratio - 1
+        self.tokens += len(log_ratio)
+        self.mismatch_kl += float(mismatch.sum())
+        self.mismatch_kl_max = max(self.mismatch_kl_max, float(mismatch.max()))
+        self.gap += float(log_ratio.abs().sum())
+        self.gap_max = max(self.gap_max, float(log_ratio.abs().max()))
+
+    def _add_ratios(self, ratio: Tensor) -> None:
+        if not len(ratio):
+            return
+        self.kept += len(ratio)
         self.ratio += float(ratio.sum())
         self.ratio_squared += float(ratio.square().sum())
+        self.ratio_min = min(self.ratio_min, float(ratio.min()))
+        self.ratio_max = max(self.ratio_max, float(ratio.max()))
 
 
-def report(batch: Batch, tally: Tally, *, lr: float, grad_norm: float, applied: bool) -> dict[str, float]:
-    """All figures of one step but times."""
+def report(
+    batch: Batch, tally: Tally, *, lr: float, grad_norm: float, applied: bool, with_reference: bool = False
+) -> dict[str, float]:
+    """All figures of one step but times. `docs/metrics.md` says what each is."""
     figures = {
         "loss/mean": tally.loss,
         "optim/lr": lr,
         "optim/grad_norm": grad_norm,
         "optim/applied": float(applied),
         **_batch_figures(batch),
-        **_token_figures(tally),
+        **_token_figures(tally, with_reference=with_reference),
     }
     return figures | {alias: figures[name] for name, alias in ALIASES.items() if name in figures}
 
@@ -112,22 +141,41 @@ def _zero_variance_share(batch: Batch) -> float:
     return flat / groups
 
 
-def _token_figures(tally: Tally) -> dict[str, float]:
+def _token_figures(tally: Tally, *, with_reference: bool) -> dict[str, float]:
     entropy = tally.entropy / tally.tokens
     kl = tally.mismatch_kl / tally.tokens
-    figures = {"entropy/all/mean": entropy, "mismatch_kl/all/mean": kl, "mismatch_kl/all/max": tally.mismatch_kl_max}
+    figures = {
+        "entropy/all/mean": entropy,
+        "mismatch_kl/all/mean": kl,
+        "mismatch_kl/all/max": tally.mismatch_kl_max,
+        "logprob_gap/all/mean": tally.gap / tally.tokens,
+        "logprob_gap/all/max": tally.gap_max,
+        "tokens": tally.tokens,
+        "trained_tokens": tally.trained,
+        "trained_rollouts": tally.trained_rollouts,
+    }
     if entropy > 0:
         figures["kl_ent_ratio/mean"] = kl / entropy
-    figures["trained_tokens"] = tally.trained
-    figures["trained_rollouts"] = tally.trained_rollouts
-    if tally.trained:
+    return figures | _trained_figures(tally, with_reference=with_reference)
+
+
+def _trained_figures(tally: Tally, *, with_reference: bool) -> dict[str, float]:
+    if not tally.trained:
+        return {}
+    figures = {
+        "is_masked/mean": (tally.low + tally.high) / tally.trained,
+        "is_masked_low/mean": tally.low / tally.trained,
+        "is_masked_high/mean": tally.high / tally.trained,
+        "is_capped/mean": tally.capped / tally.trained,
+        "is_guarded/mean": tally.dropped / tally.trained_rollouts,
+    }
+    if tally.kept:
         figures |= {
-            "is_masked/mean": (tally.low + tally.high) / tally.trained,
-            "is_masked_low/mean": tally.low / tally.trained,
-            "is_masked_high/mean": tally.high / tally.trained,
-            "is_guarded/mean": tally.dropped / tally.trained_rollouts,
+            "ratio/all/min": tally.ratio_min,
+            "ratio/all/mean": tally.ratio / tally.kept,
+            "ratio/all/max": tally.ratio_max,
+            "effective_sample_size": tally.ratio**2 / tally.ratio_squared / tally.trained,
         }
-    if tally.ratio_squared:
-        kept = tally.ratio**2 / tally.ratio_squared
-        figures["effective_sample_size"] = kept / tally.trained
+        if with_reference:
+            figures["reference_kl/all/mean"] = tally.reference_kl / tally.kept
     return figures

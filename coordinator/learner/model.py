@@ -6,10 +6,11 @@ function of weights, optimiser state and batch alone, and a replay is bit-exact.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,10 @@ class Policy:
                 seen.add(place)
                 unique[name] = tensor
         return unique
+
+    def frozen_copy(self) -> Policy:
+        """The policy as it is now, apart from what becomes of this one; nothing in it takes a gradient."""
+        return replace(self, model=copy.deepcopy(self.model).requires_grad_(False))
 
     def parameters(self) -> int:
         """How many numbers are trained."""

@@ -44,7 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
     link.settimeout(None)
     requests: queue.Queue[bytes] = queue.Queue(PENDING_LIMIT)
     threading.Thread(target=_read_lines, args=(link.makefile("rb"), requests), name="link", daemon=True).start()
-    return serve(Session(device=device, reached=options.crash_at.reached), requests, link)
+    session = Session(device=device, reached=options.crash_at.reached, least_step_s=options.least_step_s)
+    return serve(session, requests, link)
 
 
 def make_deterministic() -> None:
@@ -95,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="coordinator.learner.process", description="The learner of one job.")
     parser.add_argument("--socket", required=True, help="Unix socket the coordinator listens on")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute")
+    parser.add_argument("--least-step-s", type=float, default=0.0, help="seconds that a training step takes at least (rehearsals)")
     parser.add_argument("--crash-at", type=crash_point.parse, default=crash_point.CrashPoint(), help=argparse.SUPPRESS)
     return parser
 

@@ -12,7 +12,7 @@ from typing import assert_never
 import torch
 
 from coordinator.domain.seeds import derive
-from coordinator.learner import batch_file, checkpoint, export, generate, model, step
+from coordinator.learner import batch_file, checkpoint, export, generate, model, sinks, step
 from coordinator.learner.errors import LearnerError, RequestRefused
 from coordinator.wire.learner_link import (
     Answer,
@@ -21,6 +21,8 @@ from coordinator.wire.learner_link import (
     Evaluate,
     Evaluated,
     Failed,
+    Log,
+    Logged,
     Ready,
     Request,
     Snapshot,
@@ -31,17 +33,20 @@ from coordinator.wire.learner_link import (
     Trained,
 )
 
-Work = Train | Snapshot | Checkpoint | Evaluate
+Work = Train | Snapshot | Checkpoint | Evaluate | Log
 
 
 class Session:
     """Holds the learner between requests. The fence is that of Start; any other is refused (law 11)."""
 
-    def __init__(self, *, device: str = "cpu", reached: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, *, device: str = "cpu", reached: Callable[[str], None] = lambda _: None, least_step_s: float = 0.0) -> None:
+        """A training step takes at least `least_step_s`: a small model stands in for one that takes so long."""
+        self._least_step_s = least_step_s
         self._device = device
         self._reached = reached
         self._start: Start | None = None
         self._learner: step.Learner | None = None
+        self._sinks = sinks.Sinks({}, logged=0)
 
     @property
     def fence(self) -> int:
@@ -69,8 +74,9 @@ class Session:
             case Start():
                 return self._begin(request)
             case Stop():
+                self._sinks.close()
                 return None
-            case Train() | Snapshot() | Checkpoint() | Evaluate():
+            case Train() | Snapshot() | Checkpoint() | Evaluate() | Log():
                 if self._learner is None or self._start is None:
                     raise RequestRefused("not_started", f"{request.kind} came before start: send start first")
                 return self._work(request, self._start, self._learner)
@@ -87,6 +93,9 @@ class Session:
                 return self._checkpoint(request, start, learner)
             case Evaluate():
                 return self._evaluate(request, learner)
+            case Log():
+                self._sinks.write(request.step, request.at, request.metrics)
+                return Logged(fence=request.fence, step=request.step)
             case _:
                 assert_never(request)
 
@@ -98,6 +107,7 @@ class Session:
         learner = step.start(policy, request.config, device=self._device)
         if request.checkpoint_dir is not None:
             checkpoint.restore(learner, Path(request.checkpoint_dir), job_id=request.job_id)
+        self._sinks = sinks.open_sinks(Path(request.metrics_dir) if request.metrics_dir else None, request.job_id, request.config)
         self._start, self._learner = request, learner
         self._reached("learner.ready")
         return Ready(
@@ -106,6 +116,7 @@ class Session:
             parameters=policy.parameters(),
             vocab_size=policy.vocab_size,
             stop_token_ids=policy.stop_token_ids,
+            logged=self._sinks.logged,
         )
 
     def _train(self, request: Train, start: Start, learner: step.Learner) -> Answer:
@@ -120,6 +131,7 @@ class Session:
             vocab_size=learner.policy.vocab_size,
         )
         figures = step.take_step(learner, batch)
+        time.sleep(max(self._least_step_s - (time.perf_counter() - begun), 0.0))
         seconds = time.perf_counter() - begun
         tokens = len(batch.prompt_ids) + len(batch.token_ids)
         figures |= {"time/step": seconds, "step_time": seconds, "perf/throughput": tokens / seconds}

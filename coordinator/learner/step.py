@@ -25,12 +25,13 @@ class Learner:
     policy: Policy
     optimizer: torch.optim.AdamW
     config: JobConfig
+    reference: Policy | None  # version 0, frozen; only where the job asks for a KL to it
     step: int = 0
     device: str = "cpu"
 
 
 def start(policy: Policy, config: JobConfig, *, device: str = "cpu") -> Learner:
-    """A learner at step 0. Weight decay, if any, is for matrices only."""
+    """A learner at step 0: `policy` is version 0, whatever a checkpoint brings later. Weight decay, if any, is for matrices only."""
     rule = config.algorithm
     parameters = list(policy.model.parameters())
     groups = [
@@ -38,7 +39,8 @@ def start(policy: Policy, config: JobConfig, *, device: str = "cpu") -> Learner:
         {"params": [each for each in parameters if each.dim() < 2], "weight_decay": 0.0},
     ]
     filled = [group for group in groups if group["params"]]
-    return Learner(policy, torch.optim.AdamW(filled, lr=rule.learning_rate, betas=rule.betas), config, device=device)
+    optimizer = torch.optim.AdamW(filled, lr=rule.learning_rate, betas=rule.betas)
+    return Learner(policy, optimizer, config, policy.frozen_copy() if rule.reference_kl > 0 else None, device=device)
 
 
 def take_step(learner: Learner, batch: Batch) -> dict[str, float]:
@@ -49,33 +51,42 @@ def take_step(learner: Learner, batch: Batch) -> dict[str, float]:
     """
     rule = learner.config.algorithm
     learner.optimizer.zero_grad(set_to_none=True)
-    signal = collate.signal_of(batch, rule)
+    signal = collate.signal_of(batch, learner.config)
     tally = metrics.Tally()
     for rows in collate.split(batch, rule.micro_batch_tokens):
-        accumulate(learner, collate.collate(batch, signal, rows, device=learner.device), signal.trained_tokens, tally)
+        accumulate(learner, collate.collate(batch, signal, rows, device=learner.device), tally)
     lr = learning_rate(learner)
     grad_norm, applied = _update(learner, lr, has_signal=signal.trained_tokens > 0)
     learner.step += 1
-    return metrics.report(batch, tally, lr=lr, grad_norm=grad_norm, applied=applied)
+    has_reference = learner.reference is not None
+    return metrics.report(batch, tally, lr=lr, grad_norm=grad_norm, applied=applied, with_reference=has_reference)
 
 
-def accumulate(learner: Learner, micro: collate.MicroBatch, trained_tokens: int, tally: metrics.Tally) -> None:
+def accumulate(learner: Learner, micro: collate.MicroBatch, tally: metrics.Tally) -> None:
     """Add a micro-batch's share of the gradient: the sum over micro-batches is the gradient of the whole batch's loss."""
-    rule = learner.config.algorithm
     teaches = bool((micro.weights > 0).any())
+    temperature = learner.config.sampling.temperature
     with torch.set_grad_enabled(teaches):
-        logprobs, entropy = token_logprobs(learner.policy, micro, learner.config.sampling.temperature)
-        terms = losses.RULES[rule.loss](
+        logprobs, entropy = token_logprobs(learner.policy, micro, temperature)
+        tokens = losses.Tokens(
             logprobs,
             micro.sampler.to(logprobs.dtype),
-            advantages=micro.advantages.to(logprobs.dtype),
-            weights=micro.weights.to(logprobs.dtype),
-            denominator=float(max(trained_tokens, 1)),
-            rule=rule,
+            micro.advantages.to(logprobs.dtype),
+            micro.weights.to(logprobs.dtype),
+            micro.age,
+            _reference_logprobs(learner, micro, temperature),
         )
+        terms = losses.policy_loss(tokens, learner.config.algorithm)
     if teaches:
         terms.loss.backward()
     tally.add(micro, terms, logprobs.detach(), entropy)
+
+
+def _reference_logprobs(learner: Learner, micro: collate.MicroBatch, temperature: float) -> Tensor | None:
+    if learner.reference is None:
+        return None
+    with torch.no_grad():
+        return token_logprobs(learner.reference, micro, temperature)[0]
 
 
 def token_logprobs(policy: Policy, micro: collate.MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,8 @@ from coordinator.domain import canary
 from coordinator.domain.model import Holding, Job, Lease, LeaseState, Metric, Publication, PublicationState, Worker, WorkerState
 from coordinator.domain.staleness import last_step
 from coordinator.domain.states import WORKER, move
-from coordinator.service.deps import Deps
+from coordinator.service.deps import QUOTES, Deps
+from coordinator.service.market import welcome
 from coordinator.service.ports import Tx
 from coordinator.service.recording import record_event, record_metrics
 from coordinator.service.worker_faults import RefusedWork, record, strike
@@ -59,7 +60,9 @@ async def _confirm(tx: Tx, deps: Deps, worker: Worker, message: Confirm) -> _Ans
     usable = job.committed_steps <= last_step(message.version, job.config.staleness.max)
     if row.state is WorkerState.STANDBY and usable:
         await tx.put(replace(row, state=move(WORKER, row.state, "version_confirmed"), reason="", state_since=now))
-    return _Answer(True, words, frozenset({"workers", job.id}))
+    if usable:
+        await welcome(tx, job, row, now=now)
+    return _Answer(True, words, frozenset({"workers", QUOTES, job.id}))
 
 
 async def _not_public(tx: Tx, message: Confirm, published: Publication | None) -> str:

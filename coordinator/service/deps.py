@@ -10,12 +10,15 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.service.control_use import ControlUse
+from coordinator.service.market_board import MarketBoard
 from coordinator.service.ports import Blobs, Clock, DataPlane, Prompt, Store
+from coordinator.service.renting_ports import RentalDesk
 from coordinator.service.transfers import Transfers
 from coordinator.service.worker_presence import Presence
 
 VERSIONS = "versions"  # woken when a version was published
 NEWS = "news"  # woken when there is something to say on the control plane
+QUOTES = "quotes"  # woken when quotes were opened or ended, or a budget was changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class Wakeups:
         self._waiters: dict[str, set[asyncio.Event]] = {}
 
     def notify(self, topic: str) -> None:
-        """Wake everyone waiting on `topic` (a job id, "jobs", "workers", VERSIONS or NEWS)."""
+        """Wake everyone waiting on `topic` (a job id, "jobs", "workers", VERSIONS, NEWS or QUOTES)."""
         for event in self._waiters.get(topic, ()):
             event.set()
 
@@ -140,6 +143,9 @@ class Deps:
     live: dict[str, LiveJob] = field(default_factory=dict)  # job id -> running parts
     presence: Presence = field(default_factory=Presence)  # when workers were last heard, between two flushes
     control: ControlUse = field(default_factory=ControlUse)
+    market: MarketBoard = field(default_factory=MarketBoard)  # the newest verdicts
+    rentals: RentalDesk = field(default_factory=RentalDesk)  # what could be rented, and what the market wants of it
     transfers: Transfers = field(default_factory=Transfers)  # edges that are being encoded
     pieces: asyncio.Lock = field(default_factory=asyncio.Lock)  # from encoding to the row, and while pieces are removed
+    plans: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))  # each takes a core for seconds
     reach: Callable[[str], None] = _no_fault  # called at named commit points

@@ -35,11 +35,12 @@ from coordinator.service.job_ports import (
 from coordinator.service.keeping import checkpoint_directory, forget_before, record_checkpoint
 from coordinator.service.ports import DataPlane, EnvironmentBroken, EnvironmentInfo, Reader, Tx
 from coordinator.service.prompting import fill_prompts, keep_prompts
-from coordinator.service.publishing import measured_kappa, published, snapshot_directory, versions_at_stake
+from coordinator.service.publishing import published, snapshot_directory, versions_at_stake
 from coordinator.service.recording import record_event
 from coordinator.service.sealing import Known, commit_step, seal_next
 from coordinator.service.spending import over_budget
 from coordinator.service.tidying import tidy_job
+from coordinator.service.timings import measured_kappa
 from coordinator.wire import learner_link as link
 
 log = structlog.get_logger()
@@ -56,6 +57,7 @@ class LearnerDeadlines:
     snapshot_s: float = 900.0
     checkpoint_s: float = 1800.0
     evaluate_s: float = 3600.0
+    log_s: float = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ class JobDriver:
         self._announcer = Announcer(deps, tools.publisher)
         self._learner_free_at = deps.clock.now()
         self._resume_step = 0
+        self._logged = 0
         self._known: Known = {}
         self._looked: tuple[int, ...] = ()  # what the last look that sealed nothing was at
 
@@ -169,6 +172,7 @@ class JobDriver:
             config=job.config,
             model_dir=job.model_dir,
             checkpoint_dir=usable.directory if usable else None,
+            metrics_dir=str(self._deps.settings.data_dir / "metrics" / job.id),
         )
         ready = await learner.ask(request, deadline_s=self._tools.deadlines.start_s)
         if not isinstance(ready, link.Ready):
@@ -179,7 +183,7 @@ class JobDriver:
             )
         if usable is not None and ready.step != usable.step:
             raise LearnerRefused(f"checkpoint {usable.directory} holds step {ready.step}, its row says {usable.step}")
-        self._resume_step = ready.step
+        self._resume_step, self._logged = ready.step, ready.logged
 
         async def save(tx: Tx) -> Job:
             row = await self._row(tx)
@@ -223,8 +227,12 @@ class JobDriver:
             return False
         await self._publish_if_due(learner, job)
         await self._evaluate_if_due(learner, plane, info, job)
+        await self._log(learner, job, range(self._logged, job.committed_steps))
         if job.committed_steps >= job.config.budget.steps:
-            return not await self._finish(job)
+            is_ended = await self._finish(job)
+            if is_ended:
+                await self._log(learner, job, range(job.committed_steps, job.committed_steps + 1))  # the last evaluation
+            return not is_ended
         if job.state is JobState.RUNNING and await over_budget(self._deps, job):
             return True
         batch = await self._next_batch(job)
@@ -342,6 +350,16 @@ class JobDriver:
             return
         await evaluate(self._deps, learner, plane, job, count=count, deadline_s=self._tools.deadlines.evaluate_s)
         self._learner_free_at = self._deps.clock.now()
+
+    async def _log(self, learner: Learner, job: Job, steps: range) -> None:
+        """Hand the figures of those steps to the learner, which holds the job's sinks."""
+        for step in steps:
+            rows = await self._deps.store.read(lambda r, step=step: r.select(Metric, job_id=job.id, step=step))  # type: ignore[misc]
+            if rows:
+                figures = {row.name: row.value for row in rows}
+                request = link.Log(fence=job.learner_fence, step=step, at=max(row.at for row in rows), metrics=figures)
+                await learner.ask(request, deadline_s=self._tools.deadlines.log_s)
+            self._logged = step + 1
 
     async def _finish(self, job: Job) -> bool:
         """End the job, unless more steps were planned meanwhile; whether it ended."""

@@ -1,4 +1,4 @@
-"""Joining, leaving, and what a worker's owner reads about it.
+"""Joining and leaving.
 
 Joining is idempotent per (invite, key): a worker whose reply was lost asks again and gets a new session. Uses of an invite
 are counted from worker rows, so a repeated join never uses one up.
@@ -8,28 +8,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from coordinator.domain.model import Holding, Invite, Refusal, Rollout, RolloutState, Worker, WorkerSession, WorkerState
+from coordinator.domain.model import Holding, Invite, Worker, WorkerSession, WorkerState
 from coordinator.domain.states import WORKER, move
 from coordinator.service import invites
 from coordinator.service.deps import Deps
 from coordinator.service.ports import Reader, Tx
+from coordinator.service.prices import note_price
 from coordinator.service.worker_leases import abandon
 from coordinator.service.worker_presence import Heard
 from coordinator.service.worker_refusals import ProtocolRefusal
 from coordinator.service.worker_sessions import close_session
 from coordinator.wire import signing
-from coordinator.wire.messages import PROTOCOL_VERSION, Account, AccountRefusal, JoinRequest, Welcome
+from coordinator.wire.messages import PROTOCOL_VERSION, JoinRequest, Welcome
 from p2p.domain.addresses import may_dial
-from pricing.money import accrued_uusd
-
-SETTLED_STATES = [
-    RolloutState.ACCEPTED,
-    RolloutState.SCORED,
-    RolloutState.UNSCORED,
-    RolloutState.GRADER_FAILED,
-    RolloutState.GRADER_TIMEOUT,
-]
-SHOWN_REFUSALS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +93,7 @@ async def _join(tx: Tx, deps: Deps, request: JoinRequest, *, now: float) -> Join
     worker = _enrolled(deps, request, invite, known, now=now)
     # In quarantine it may listen, and is not paid for it: that session is over as it begins.
     ended_at = now if worker.state is WorkerState.QUARANTINED else None
+    await note_price(tx, worker, now=now)
     await tx.put(worker, WorkerSession(worker.id, worker.session_epoch, now, now, worker.price_uusd_per_hour, ended_at))
     return Joined(worker, jobs)
 
@@ -209,36 +201,3 @@ async def leave(deps: Deps, worker_id: str, reason: str) -> None:
     deps.presence.forget(worker_id)
     for topic in ("workers", *jobs):
         deps.wake.notify(topic)
-
-
-async def account(deps: Deps, worker_id: str) -> Account:
-    """What the worker did and earned, from rows; open sessions count up to the last sign of life."""
-
-    async def read(reader: Reader) -> Account:
-        sessions = await reader.select(WorkerSession, worker_id=worker_id)
-        refusals = await reader.select(Refusal, worker_id=worker_id, order_by="-at", limit=SHOWN_REFUSALS)
-        stays = [(_seconds(deps, session), session.price_uusd_per_hour) for session in sessions]
-        return Account(
-            accepted_rollouts=await reader.count(Rollout, worker_id=worker_id, state=SETTLED_STATES),
-            accepted_tokens=await reader.total(Rollout, "length", worker_id=worker_id, state=SETTLED_STATES),
-            refused_rollouts=await reader.count(Refusal, worker_id=worker_id),
-            active_s=round(sum(seconds for seconds, _ in stays), 3),
-            earned_uusd=sum(accrued_uusd(price, seconds=seconds) for seconds, price in stays),
-            refusals=tuple(_shown(refusal) for refusal in refusals),
-        )
-
-    return await deps.store.read(read)
-
-
-def _seconds(deps: Deps, session: WorkerSession) -> float:
-    heard = deps.presence.get(session.worker_id)
-    end = session.last_seen_at if session.ended_at is None else session.ended_at
-    if session.ended_at is None and heard is not None and heard.epoch == session.epoch:
-        end = max(end, heard.at)
-    return max(end - session.started_at, 0.0)
-
-
-def _shown(refusal: Refusal) -> AccountRefusal:
-    return AccountRefusal(
-        at=refusal.at, job_id=refusal.job_id, code=refusal.code, reason=refusal.reason, blame=refusal.blame, paid=refusal.paid
-    )

@@ -13,7 +13,7 @@ from coordinator.domain.model import Group, GroupState, Job, JobState, Rollout, 
 from coordinator.domain.states import JOB, ROLLOUT, move
 from coordinator.service.batches import tokens_of
 from coordinator.service.deps import Deps
-from coordinator.service.ports import DataPlane, Graded, Tx
+from coordinator.service.ports import DataPlane, Graded, Reader, Tx
 from coordinator.service.recording import record_event
 from coordinator.wire.frames import decode_frame
 
@@ -45,14 +45,9 @@ async def _tell(tx: Tx, *, job_id: str, words: str | None, now: float) -> None:
 
 async def grade_round(deps: Deps, job: Job, plane: DataPlane) -> int:
     """Grade up to ROUND accepted rollouts of live groups; the number graded."""
-    waiting = await deps.store.read(
-        lambda r: r.select(Rollout, job_id=job.id, state=RolloutState.ACCEPTED, order_by="group_number", limit=ROUND)
-    )
-    if not waiting:
+    by_group = await deps.store.read(partial(_waiting, job=job))
+    if not by_group:
         return 0
-    by_group: dict[str, list[Rollout]] = defaultdict(list)
-    for rollout in waiting:
-        by_group[rollout.group_id].append(rollout)
     groups = await deps.store.read(lambda r: r.select(Group, id=list(by_group)))
     graded = await asyncio.gather(*(_grade_group(deps, plane, group, by_group[group.id]) for group in groups))
     outcomes = [pair for pairs in graded for pair in pairs]
@@ -61,6 +56,30 @@ async def grade_round(deps: Deps, job: Job, plane: DataPlane) -> int:
     deps.reach("grade.rows_written")
     deps.wake.notify(job.id)
     return len(outcomes)
+
+
+async def _waiting(reader: Reader, job: Job) -> dict[str, list[Rollout]]:
+    """The accepted rollouts to grade next, by group: whatever is there, or whole groups where rewards look at all of one."""
+    is_whole = job.config.environment.grade_whole_groups
+    limit = None if is_whole else ROUND  # a limit could cut a group, or hold none that is whole
+    by_group: dict[str, list[Rollout]] = defaultdict(list)
+    for rollout in await reader.select(Rollout, job_id=job.id, state=RolloutState.ACCEPTED, order_by="group_number", limit=limit):
+        by_group[rollout.group_id].append(rollout)
+    return await _whole(reader, job, by_group) if is_whole and by_group else by_group
+
+
+async def _whole(reader: Reader, job: Job, by_group: dict[str, list[Rollout]]) -> dict[str, list[Rollout]]:
+    """Those groups for which nothing more will come. One that ended early is graded as it is: its rollouts must have an outcome."""
+    members: dict[str, list[Rollout]] = defaultdict(list)
+    for rollout in await reader.select(Rollout, group_id=list(by_group)):
+        members[rollout.group_id].append(rollout)
+    minimum = job.config.algorithm.min_group
+    groups = [
+        group
+        for group in await reader.select(Group, id=list(by_group))
+        if group.state is not GroupState.ISSUED or grouping.is_whole(group, members[group.id], min_group=minimum)
+    ]
+    return {group.id: by_group[group.id] for group in groups[: max(1, ROUND // job.config.algorithm.group_size)]}
 
 
 async def _grade_group(deps: Deps, plane: DataPlane, group: Group, rollouts: Sequence[Rollout]) -> list[tuple[Rollout, Graded]]:

@@ -21,17 +21,21 @@ from coordinator.domain.model import (
     JobState,
     Lease,
     LeaseState,
+    Meter,
     Publication,
     PublicationState,
+    QuoteRow,
     Rollout,
     RolloutState,
     Worker,
     WorkerState,
 )
+from coordinator.domain.paying import can_lease, leased
 from coordinator.domain.seeds import slot_seed
 from coordinator.domain.staleness import last_step
 from coordinator.domain.states import ROLLOUT, TERMINAL, move
 from coordinator.domain.workers import standing
+from coordinator.service import accounting
 from coordinator.service.deps import Deps, LiveJob
 from coordinator.service.ports import Prompt, Reader, Tx
 from coordinator.service.worker_places import may_serve
@@ -81,6 +85,7 @@ class _Plan:
     places: dict[str, int]  # group id -> unsettled groups before it
     alone: bool = False  # no other worker could take what this one gave up
     slots: dict[str, int] = field(default_factory=dict)  # worker id -> slots under lease
+    meters: dict[str, Meter] = field(default_factory=dict)  # worker id -> what pays its work
     new_leases: list[Lease] = field(default_factory=list)
     touched: dict[tuple[str, int], Rollout] = field(default_factory=dict)
 
@@ -106,6 +111,7 @@ class _Standing:
     holdings: dict[tuple[str, int, str], Holding]
     published: frozenset[tuple[int, str]]
     invited_to: dict[str, tuple[str, ...]]
+    quoted: dict[tuple[str, int], QuoteRow]  # worker, session: those that are active for the job
 
 
 async def grant_round(tx: Tx, deps: Deps, job_id: str, asks: Sequence[Ask]) -> dict[str, Outcome]:
@@ -130,6 +136,7 @@ async def _outcomes(tx: Tx, deps: Deps, job_id: str, asks: Sequence[Ask]) -> dic
     who = await _standing(tx, job, asks)
     plan.alone = await _is_alone(tx, job, who, asks) if plan.open_slots else False
     plan.slots = who.slots
+    plan.meters = await accounting.meters_of(tx, deps, job, who.workers, who.quoted)
     outcomes = {ask.worker_id: _answer(deps, plan, who, ask) for ask in asks}
     await _write(tx, plan)
     return outcomes
@@ -181,23 +188,27 @@ async def _standing(reader: Reader, job: Job, asks: Sequence[Ask]) -> _Standing:
         if await reader.count(Publication, job_id=job.id, version=version, digest=digest, state=state):
             published.add((version, digest))
     invites = await reader.select(Invite, id=sorted({worker.invite_id for worker in workers.values()}))
+    quotes = await reader.select(QuoteRow, job_id=job.id, worker_id=ids, ended_at=None)
     return _Standing(
         workers=workers,
         slots=slots,
         holdings={(holding.worker_id, holding.version, holding.digest): holding for holding in holdings},
         published=frozenset(published),
         invited_to={invite.id: invite.jobs for invite in invites},
+        quoted={(quote.worker_id, quote.session_epoch): quote for quote in quotes},
     )
 
 
 async def _is_alone(reader: Reader, job: Job, who: _Standing, asks: Sequence[Ask]) -> bool:
-    """Whether at most one worker is active that holds a version of the job that can still serve."""
+    """Whether at most one worker is active for the job that holds a version of it that can still serve."""
     oldest = max(job.committed_steps - job.config.staleness.max, 0)
     holders = {holding.worker_id for holding in await reader.select(Holding, job_id=job.id, version__ge=oldest)}
     others = holders - {ask.worker_id for ask in asks}
     if others:
+        others &= {quote.worker_id for quote in await reader.select(QuoteRow, job_id=job.id, ended_at=None)}
+    if others:
         others = {worker.id for worker in await reader.select(Worker, id=sorted(others), state=WorkerState.ACTIVE)}
-    return len(others) + len(who.workers) <= 1
+    return len(others) + len({worker for worker, _ in who.quoted}) <= 1
 
 
 def _answer(deps: Deps, plan: _Plan, who: _Standing, ask: Ask) -> Outcome:
@@ -208,19 +219,35 @@ def _answer(deps: Deps, plan: _Plan, who: _Standing, ask: Ask) -> Outcome:
     wrong = _refusal(plan.job, who, worker, ask.request)
     if wrong:
         return _final(wrong)
+    if (worker.id, worker.session_epoch) not in who.quoted:
+        return Outcome(reason=deps.market.why_not(plan.job.id, worker.id))  # waits: activation wakes it
+    unpaid = _unpaid(plan, worker, 1)
+    if unpaid:
+        return Outcome(reason=unpaid)
     held = plan.slots.get(worker.id, 0)
     free = min(ask.request.free_slots, worker.max_slots - held)
     if free <= 0:
         return _final(f"you hold leases on {held} slots and announced max_slots {worker.max_slots}: finish some first")
+    free = min(free, plan.meters[worker.id].leasable or free)
     granted = _reissue(deps, plan, worker, ask, free)
     free -= sum(len(lease.slots) for lease in granted)
     reason = ""
-    if free >= plan.job.config.algorithm.group_size or not granted:  # one group beyond the free slots only for the idle
+    size = plan.job.config.algorithm.group_size
+    unpaid = "" if free >= size else _unpaid(plan, worker, size)
+    if free >= size or not (granted or unpaid):  # one group beyond the free slots only for the idle
         more, reason = _issue(deps, plan, worker, ask, free)
         granted += more
     if not granted:
-        return Outcome(reason=reason or "every slot is leased: waiting for the next groups")
+        return Outcome(reason=reason or unpaid or "every slot is leased: waiting for the next groups")
     return Outcome(tuple(_on_wire(plan, lease) for lease in granted))
+
+
+def _unpaid(plan: _Plan, worker: Worker, slots: int) -> str:
+    """Why so many slots cannot be leased to the worker for want of reserved money; empty when they can."""
+    meter = plan.meters.get(worker.id)
+    if meter is None:
+        return "the job's money does not suffice for more work of yours now"
+    return can_lease(meter, slots=slots, now=plan.now)
 
 
 def _refusal(job: Job, who: _Standing, worker: Worker, request: wire.LeaseRequest) -> str:
@@ -328,7 +355,7 @@ def _lease(deps: Deps, plan: _Plan, worker: Worker, ask: Ask, group: Group, roll
     limits = lease_rules.LeaseLimits(settings.lease_min_s, settings.lease_max_s, settings.slowest_tokens_per_s)
     deadline = lease_rules.wall_deadline(
         plan.now,
-        slots=held,
+        slots=max(held, worker.max_slots),  # its rate is that of all slots: one alone is no quicker
         max_new_tokens=config.sampling.max_new_tokens,
         tokens_per_s=(heard.tokens_per_s if heard is not None else None) or worker.tokens_per_s,
         limits=limits,
@@ -349,8 +376,10 @@ def _lease(deps: Deps, plan: _Plan, worker: Worker, ask: Ask, group: Group, roll
         fence=group.fence,
         state=LeaseState.LIVE,
         issued_at=plan.now,
+        quote_id=plan.meters[worker.id].quote_id,
     )
     plan.new_leases.append(lease)
+    plan.meters[worker.id] = leased(plan.meters[worker.id], len(rollouts))
     for rollout in rollouts:
         state = move(ROLLOUT, rollout.state, "leased")
         plan.touched[group.id, rollout.slot] = replace(rollout, state=state, lease_id=lease.id, worker_id=worker.id)
@@ -387,3 +416,5 @@ async def _write(tx: Tx, plan: _Plan) -> None:
     await tx.put(*(plan.groups[group_id] for group_id in leased))
     await tx.put(*plan.touched.values())
     await tx.put(*plan.new_leases)
+    paid_by = {lease.worker_id for lease in plan.new_leases}
+    await tx.put(*(meter for worker_id, meter in plan.meters.items() if worker_id in paid_by and meter.leasable is not None))

@@ -7,9 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from coordinator.domain.model import Batch, BatchState, Job, JobState, Metric, WorkerSession
-from coordinator.domain.spans import Share
 from coordinator.wire.rest import Figure, LearnerView, RateView, StalenessView
-from pricing.money import accrued_uusd
 
 ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
 RATE_WINDOW_S = 300.0
@@ -68,27 +66,6 @@ def rate_view(job: Job, batches: Sequence[Batch], *, accepted: int, window_s: fl
 def rate_window_s(job: Job, *, now: float) -> float:
     """The time over which accepted rollouts are counted: the last minutes of the job's life."""
     return min(RATE_WINDOW_S, max(now - job.created_at, 0.0))
-
-
-def cost_uusd(sessions: Sequence[WorkerSession], *, since: float, until: float | None) -> int:
-    """Asked price of the sessions' time between `since` and `until` (None: no end); a session lasts until it was last seen."""
-    total = 0
-    for session in sessions:
-        end = session.last_seen_at if session.ended_at is None else session.ended_at
-        if until is not None:
-            end = min(end, until)
-        total += accrued_uusd(session.price_uusd_per_hour, seconds=end - max(session.started_at, since))
-    return total
-
-
-def shared_cost_uusd(sessions: Sequence[WorkerSession], shares: Sequence[Share]) -> int:
-    """Asked price of the sessions' time within the shares, each divided by the number of jobs in it."""
-    total = 0
-    for session in sessions:
-        end = session.last_seen_at if session.ended_at is None else session.ended_at
-        seconds = sum(max(min(end, share.end) - max(session.started_at, share.start), 0.0) / share.jobs for share in shares)
-        total += accrued_uusd(session.price_uusd_per_hour, seconds=seconds)
-    return total
 
 
 def active_s(sessions: Sequence[WorkerSession]) -> float:

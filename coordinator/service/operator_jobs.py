@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from coordinator.domain.model import Batch, Job, JobState
@@ -11,28 +11,20 @@ from coordinator.domain.states import JOB, IllegalMove, move, resumed_event
 from coordinator.service.deps import ServiceSettings
 from coordinator.service.ending import settle_all
 from coordinator.service.files import resolve_name, uploads_dir
+from coordinator.service.ledger import bound_uusd, budget_uusd, fund_job
 from coordinator.service.operator_done import Done, said
 from coordinator.service.operator_errors import conflict, forbidden, invalid
 from coordinator.service.operator_figures import ENDED
 from coordinator.service.operator_views import job_view, owned
 from coordinator.service.ports import Reader, Tx
 from coordinator.service.recording import record_event
-from coordinator.service.spending import spent_uusd
 from coordinator.service.tokens import Caller
-from coordinator.wire.job import BudgetConfig, EnvironmentConfig, JobConfig, JobPatch
-from pricing.money import usd_to_uusd
+from coordinator.wire.environment import TYPES, EnvironmentConfig, code_of, is_known
+from coordinator.wire.job import BudgetConfig, JobConfig, JobPatch
+from pricing.money import usd_to_uusd, uusd_to_usd
 
 DATASETS = (".jsonl", ".parquet")
-BUILT_IN = ("digit_sort", "math")
-
-
-@dataclass(frozen=True, slots=True)
-class EnvironmentPaths:
-    """Where the files of a job's environment lie; None: the job names none."""
-
-    train: Path | None
-    eval: Path | None
-    code: Path | None
+CODE = (".py",)
 
 
 def model_dir(config: JobConfig, settings: ServiceSettings) -> Path:
@@ -49,34 +41,18 @@ def model_dir(config: JobConfig, settings: ServiceSettings) -> Path:
     return path
 
 
-def environment_paths(environment: EnvironmentConfig, settings: ServiceSettings) -> EnvironmentPaths:
-    """The files that an environment names, resolved. Raises RequestRefused, naming the field."""
-    code = code_file(environment)
-    return EnvironmentPaths(
-        train=_dataset(environment.train, "environment.train", settings),
-        eval=_dataset(environment.eval, "environment.eval", settings),
-        code=None if code is None else _file(code, "environment.type", settings, (".py",)),
-    )
-
-
-def code_file(environment: EnvironmentConfig) -> str | None:
-    """FILE of a `python:FILE:FUNCTION` environment, None for a built-in one. Raises RequestRefused for anything else."""
-    if environment.type in BUILT_IN:
-        return None
-    prefix, _, rest = environment.type.partition(":")
-    name, _, function = rest.rpartition(":")
-    if prefix == "python" and name and function.isidentifier():
-        return name
-    raise invalid(
-        "unknown_environment",
-        f"environment.type is {environment.type[:200]!r}",
-        field="environment.type",
-        fix=f"use one of {', '.join(BUILT_IN)}, or python:FILE:FUNCTION",
-    )
-
-
-def _dataset(name: str | None, field: str, settings: ServiceSettings) -> Path | None:
-    return None if name is None else _file(name, field, settings, DATASETS)
+def check_types(environment: EnvironmentConfig, caller: Caller) -> None:
+    """Every type that the section names is one that exists, and that the caller may bring. Raises RequestRefused, naming the field."""
+    for field, kind in environment.types():
+        if not is_known(kind):
+            raise invalid("unknown_environment", f"{field} is {kind[:200]!r}", field=field, fix=f"use {TYPES}")
+        if code_of(kind) is not None and not caller.may_bring_code:
+            raise forbidden(
+                "code_right_needed",
+                f"{field} is {kind[:200]!r}, and token {caller.token.name!r} may not bring Python",
+                field=field,
+                fix="use a built-in environment, or ask an admin for a token with the right `code`",
+            )
 
 
 def _file(name: str, field: str, settings: ServiceSettings, suffixes: tuple[str, ...]) -> Path:
@@ -94,22 +70,16 @@ def _file(name: str, field: str, settings: ServiceSettings, suffixes: tuple[str,
 
 def check_config(config: JobConfig, caller: Caller, settings: ServiceSettings) -> Path:
     """Everything about a new job that needs no rows; the model's directory. Touches the file system: run it in a thread."""
-    if code_file(config.environment) is not None and not caller.may_bring_code:
-        raise forbidden(
-            "code_right_needed",
-            f"environment.type is {config.environment.type[:200]!r}, and token {caller.token.name!r} may not bring Python",
-            field="environment.type",
-            fix="use a built-in environment, or ask an admin for a token with the right `code`",
-        )
-    if config.environment.type == "math" and config.environment.train is None:
+    check_types(config.environment, caller)
+    if config.environment.type == "math" and config.environment.train is None and not config.environment.sources:
         raise invalid(
             "train_needed",
             "environment.train is not set, and environment.type is 'math'",
             field="environment.train",
             fix="name a JSONL or Parquet file",
         )
-    _refuse_hourly(config.budget)
-    environment_paths(config.environment, settings)
+    for named in config.environment.files():
+        _file(named.name, named.field, settings, DATASETS if named.kind == "dataset" else CODE)
     return model_dir(config, settings)
 
 
@@ -128,6 +98,7 @@ async def submit(tx: Tx, caller: Caller, config: JobConfig, *, model: Path, now:
         model_dir=str(model),
     )
     await tx.put(job)
+    await fund_job(tx, job, now=now)
     await record_event(tx, job.id, "job_submitted", {"name": job.name, "by": caller.token.name}, now=now)
     return Done(await job_view(tx, job, now=now), _topics(job))
 
@@ -160,8 +131,20 @@ async def _check_spend(reader: Reader, caller: Caller, budget: BudgetConfig, *, 
 async def _committed_uusd(reader: Reader, job: Job) -> int:
     usd = job.config.budget.usd
     if job.state in ENDED or usd is None:
-        return await spent_uusd(reader, job)
+        return await bound_uusd(reader, job.id)
     return usd_to_uusd(usd)
+
+
+async def _check_bound(reader: Reader, job: Job) -> None:
+    """A budget cannot be set below what is gone."""
+    budget, bound = budget_uusd(job), await bound_uusd(reader, job.id)
+    if budget is not None and budget < bound:
+        raise invalid(
+            "budget_below_spent",
+            f"budget.usd is {job.config.budget.usd}; {uusd_to_usd(bound)} USD are spent or reserved for work under way",
+            field="budget.usd",
+            fix=f"set at least {uusd_to_usd(bound)}, or pause the job",
+        )
 
 
 async def change(tx: Tx, caller: Caller, job_id: str, patch: JobPatch, *, now: float) -> Done:
@@ -175,7 +158,9 @@ async def change(tx: Tx, caller: Caller, job_id: str, patch: JobPatch, *, now: f
     if patch.budget is not None:
         await _check_spend(tx, caller, patch.budget, besides=job.id)
     job = replace(job, config=config)
+    await _check_bound(tx, job)
     await tx.put(job)
+    await fund_job(tx, job, now=now)
     changes = patch.model_dump(mode="json", exclude_none=True)
     await record_event(tx, job.id, "job_changed", {"by": caller.token.name, **changes}, now=now)
     return Done(await job_view(tx, job, now=now), _topics(job))
@@ -188,17 +173,6 @@ def _refuse_finishing(job: Job) -> None:
             f"job {job.id} is finishing after {job.committed_steps} steps; budget.steps stays {job.config.budget.steps}",
             field="budget.steps",
             fix="submit a new job that starts from this one's last checkpoint",
-        )
-
-
-def _refuse_hourly(budget: BudgetConfig) -> None:
-    """A limit that nothing enforces must not look as if it held."""
-    if budget.usd_per_hour is not None:
-        raise invalid(
-            "not_enforced",
-            f"budget.usd_per_hour is {budget.usd_per_hour}, and this release does not choose workers by price yet",
-            field="budget.usd_per_hour",
-            fix="leave it out; set budget.usd, and a price ceiling on the invites",
         )
 
 
@@ -217,9 +191,11 @@ def patched(job: Job, patch: JobPatch, *, in_training: int = 0) -> JobConfig:
             field="budget.steps",
             fix=f"set at least {begun}, or cancel the job",
         )
-    if patch.budget is not None:
-        _refuse_hourly(patch.budget)
     bound = job.config.staleness.max if patch.staleness_max is None else patch.staleness_max
+    if (refusal := job.config.algorithm.stale_data_refused(bound)) is not None:
+        raise invalid(
+            "stale_without_correction", refusal, field="staleness_max", fix="submit a job with algorithm.correction 'sampler'"
+        )
     every = job.config.staleness.publish_every if patch.publish_every is None else patch.publish_every
     staleness = job.config.staleness.model_copy(update={"max": bound, "publish_every": every})
     return job.config.model_copy(update={"staleness": staleness, "budget": patch.budget or job.config.budget})

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any
 
 from coordinator.domain.audit import audit
+from coordinator.domain.audit_money import Money, audit_money
 from coordinator.domain.model import (
     Batch,
     Group,
@@ -17,15 +19,21 @@ from coordinator.domain.model import (
     JobState,
     Lease,
     LeaseState,
+    LedgerAccount,
+    LedgerEntry,
+    Meter,
     Metric,
+    Posting,
     Publication,
     PublicationState,
+    QuoteRow,
     Refusal,
     Rollout,
     RolloutState,
     Worker,
     WorkerState,
 )
+from coordinator.service.ledger import reserved_uusd, spent_uusd
 from coordinator.service.operator_errors import unknown
 from coordinator.service.operator_figures import (
     figure,
@@ -35,7 +43,6 @@ from coordinator.service.operator_figures import (
     staleness_view,
 )
 from coordinator.service.ports import Reader, Store
-from coordinator.service.spending import spent_uusd
 from coordinator.service.tokens import Caller
 from coordinator.wire.rest import (
     EVAL_METRIC,
@@ -137,7 +144,8 @@ async def job_view(reader: Reader, job: Job, *, now: float) -> JobView:
         rate=rate_view(job, batches, accepted=accepted, window_s=window_s),
         work=await _work(reader, job),
         newest_version=publications[0].version if publications else None,
-        cost_estimate_uusd=await spent_uusd(reader, job),
+        spent_uusd=await spent_uusd(reader, job.id),
+        reserved_uusd=await reserved_uusd(reader, job.id),
     )
 
 
@@ -171,8 +179,11 @@ async def _rejected(reader: Reader, job_id: str) -> dict[str, int]:
 
 
 async def _accepted_in(reader: Reader, group_ids: list[str]) -> int:
-    chunks = (group_ids[start : start + IDS_AT_ONCE] for start in range(0, len(group_ids), IDS_AT_ONCE))
-    return sum([await reader.count(Rollout, group_id=chunk, state=ACCEPTED) for chunk in chunks])
+    return sum([await reader.count(Rollout, group_id=chunk, state=ACCEPTED) for chunk in _chunks(group_ids)])
+
+
+def _chunks(ids: list[str]) -> Iterator[list[str]]:
+    return (ids[start : start + IDS_AT_ONCE] for start in range(0, len(ids), IDS_AT_ONCE))
 
 
 async def refused_by_code(reader: Reader, **filters: object) -> dict[str, int]:
@@ -187,8 +198,25 @@ async def audit_view(store: Store, caller: Caller, job_id: str) -> AuditView:
     async def load(reader: Reader) -> tuple[Any, ...]:
         job = await owned(reader, caller, job_id)
         kinds = (Group, Rollout, Lease, Batch, Publication, Refusal)
-        return (job, *[await reader.select(kind, job_id=job_id) for kind in kinds])
+        return (await load_money(reader, job), job, *[await reader.select(kind, job_id=job_id) for kind in kinds])
 
-    rows = await store.read(load)
+    money, *rows = await store.read(load)
     outcome = await asyncio.to_thread(audit, *rows)
-    return AuditView(ok=outcome.ok, findings=outcome.findings, counts=dict(outcome.counts))
+    _, _, rollouts, leases, _, _, refusals = rows
+    findings = (*outcome.findings, *await asyncio.to_thread(audit_money, money, rollouts, leases, refusals))
+    counts = {**outcome.counts, "ledger_entries": len(money.entries), "quotes": len(money.quotes)}
+    return AuditView(ok=not findings, findings=findings, counts=counts)
+
+
+async def load_money(reader: Reader, job: Job) -> Money:
+    """The job's rows that are about money."""
+    entries = await reader.select(LedgerEntry, job_id=job.id)
+    postings = [row for ids in _chunks([entry.id for entry in entries]) for row in await reader.select(Posting, entry_id=ids)]
+    return Money(
+        job=job,
+        quotes=await reader.select(QuoteRow, job_id=job.id),
+        meters=await reader.select(Meter, job_id=job.id),
+        entries=entries,
+        postings=postings,
+        accounts=await reader.select(LedgerAccount, job_id=job.id),
+    )

@@ -7,9 +7,10 @@ from typing import Any
 
 from coordinator.domain.model import Holding, Lease, LeaseState, Rollout, Worker, WorkerSession, WorkerState
 from coordinator.domain.states import WORKER, IllegalMove, move
+from coordinator.service.ledger import earned_uusd
 from coordinator.service.operator_done import Done, said
 from coordinator.service.operator_errors import conflict, unknown
-from coordinator.service.operator_figures import active_s, cost_uusd
+from coordinator.service.operator_figures import active_s
 from coordinator.service.operator_views import ACCEPTED, refused_by_code
 from coordinator.service.ports import Reader, Tx
 from coordinator.service.tokens import Caller
@@ -40,7 +41,7 @@ async def one(reader: Reader, worker_id: str) -> WorkerView:
         accepted_tokens=await reader.total(Rollout, "length", worker_id=row.id, state=ACCEPTED),
         refused=await refused_by_code(reader, worker_id=row.id),
         active_s=active_s(sessions),
-        cost_estimate_uusd=cost_uusd(sessions, since=0.0, until=None),
+        earned_uusd=await earned_uusd(reader, row.id),
         sessions=tuple(_session(session) for session in sessions[:SESSIONS_SHOWN]),
         holdings=tuple(_holding(holding) for holding in holdings),
     )

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from coordinator.domain import publication as rules
 from coordinator.domain.model import (
-    Batch,
-    BatchState,
     CheckpointRow,
     EdgeRow,
     Group,
@@ -41,8 +39,6 @@ from coordinator.service.recording import record_event, record_metrics
 from coordinator.service.worker_leases import end_leases
 from coordinator.service.worker_presence import FETCH_PATIENCE_S
 from coordinator.wire.learner_link import Snapshotted
-
-RECENT = 20  # steps and refreshes that the measured inputs of kappa look back on
 
 
 def snapshot_directory(deps: Deps, job: Job, version: int) -> Path:
@@ -174,24 +170,6 @@ def _paid_refusal(rollout: Rollout, reason: str, *, now: float) -> Refusal:
         paid=True,
         tokens=rollout.length,
         at=now,
-    )
-
-
-async def measured_kappa(reader: Reader, job: Job) -> int:
-    """Kappa of DESIGN 5 from what was measured: training seconds, p95 of publication to confirmation, and pauses."""
-    steps = await reader.select(Batch, job_id=job.id, state=BatchState.COMMITTED, order_by="-step", limit=RECENT)
-    held = await reader.select(Holding, job_id=job.id, order_by="-confirmed_at", limit=RECENT)
-    public = {
-        (p.version, p.digest): p.published_at
-        for p in await reader.select(Publication, job_id=job.id, order_by="-version", limit=RECENT)
-    }
-    delays = sorted(h.confirmed_at - public[h.version, h.digest] for h in held if (h.version, h.digest) in public)
-    return rules.kappa(
-        job.config.staleness.publish_every,
-        bound=job.config.staleness.max,
-        train_s=sum(b.train_s for b in steps) / len(steps) if steps else 0.0,
-        bcast_p95_s=delays[min(len(delays) - 1, int(0.95 * len(delays)))] if delays else 0.0,
-        pause_s=max((h.apply_s for h in held), default=0.0),
     )
 
 

@@ -15,6 +15,7 @@ from coordinator.domain.model import Batch, BatchState, Group, GroupState, Job, 
 from coordinator.domain.states import BATCH, GROUP, JOB, TERMINAL, move
 from coordinator.service.batches import batch_file, carried
 from coordinator.service.deps import Deps
+from coordinator.service.interlocking import interlocked
 from coordinator.service.ports import Reader, Tx
 from coordinator.service.recording import record_event, record_metrics
 from p2p.adapters.durable import write_durably
@@ -184,10 +185,11 @@ async def commit_step(deps: Deps, job_id: str, step: int, *, train_s: float, met
         rewards = await _raw_rewards(tx, job_id, step)
         figures = {**metrics, "time/step": train_s, "time/wait_for_batch": batch.waited_s}
         if rewards:
-            figures["reward/all/mean"] = sum(rewards) / len(rewards)
+            figures["reward/all/mean"] = figures["reward"] = sum(rewards) / len(rewards)
         job = replace(job, committed_steps=step + 1, no_signal_streak=streak, learner_restarts=0)
-        await tx.put(await _paused_without_signal(tx, job, now=now))
+        job = await _paused_without_signal(tx, job, now=now)
         await record_metrics(tx, job_id, step, figures, now=now)
+        await tx.put(await interlocked(tx, job, step, now=now))
         summary = {"step": step, "train_s": train_s, "reward": figures.get("reward/all/mean"), "no_signal": batch.no_signal}
         await record_event(tx, job_id, "step_committed", summary, now=now)
         return True

@@ -232,8 +232,9 @@ def _changes(sent: Sent, judged: Judged, rows: Rows, *, now: float) -> Changes:
     after = {**rows.rollouts, **changed}
     done = None
     if changed and not any(row.state is RolloutState.LEASED and row.lease_id == lease.id for row in after.values()):
-        settled = sum(row.lease_id == lease.id for row in after.values())
-        done = closed(lease, LeaseState.DONE, f"{settled} of {len(lease.slots)} slots accepted", now=now)
+        settled = [row.length for row in after.values() if row.lease_id == lease.id]
+        done = closed(lease, LeaseState.DONE, f"{len(settled)} of {len(lease.slots)} slots accepted", now=now)
+        done = replace(done, tokens=sum(settled))
     return Changes(tuple(changed.values()), _aged(rows.group, list(changed.values())), done)
 
 

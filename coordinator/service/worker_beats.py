@@ -6,11 +6,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from coordinator.domain.model import Holding, Lease, LeaseState, Worker, WorkerSession, WorkerState
+from coordinator.domain.model import Holding, Lease, LeaseState, QuoteRow, Worker, WorkerSession, WorkerState
 from coordinator.domain.states import WORKER, move
 from coordinator.domain.workers import standing
 from coordinator.service.deps import Deps
+from coordinator.service.market import pay_in_words
 from coordinator.service.ports import Reader, Tx
+from coordinator.service.prices import change_price
 from coordinator.service.transfers import Transfer
 from coordinator.service.worker_batching import Batcher
 from coordinator.service.worker_bulletin import Bulletin, News, notice
@@ -30,6 +32,7 @@ class Seen:
     live: tuple[Lease, ...]
     ended: dict[str, str]  # leases that the worker names as live but are not -> why
     holdings: tuple[Holding, ...]
+    quotes: tuple[QuoteRow, ...] = ()  # open, of this session
 
 
 class BeatDesk:
@@ -57,6 +60,9 @@ class BeatDesk:
             held=held,
         )
         deps.presence.hear(heard)
+        price_refused = ""
+        if beat.price_uusd_per_hour is not None and beat.price_uusd_per_hour != worker.price_uusd_per_hour:
+            worker, price_refused = await change_price(deps, worker, beat.price_uusd_per_hour)
         news = await self._bulletin.news()
         seen = await self._looks.ask((worker, beat))
         holds = _holds_usable(news, worker, seen.holdings, held)
@@ -64,7 +70,8 @@ class BeatDesk:
         lost = _lost(seen.live, beat, now=now, grace_s=UNKNOWN_AFTER_BEATS * deps.settings.heartbeat_s)
         if event or lost:
             worker = await _save(deps, worker, event, lost)
-        return _reply(deps, news, worker, seen, holds=holds)
+        reply = _reply(deps, news, worker, seen, holds=holds)
+        return reply.model_copy(update={"price_refused": price_refused}) if price_refused else reply
 
     async def _look(self, beats: Sequence[tuple[Worker, Heartbeat]]) -> list[Seen]:
         return await self._deps.store.read(lambda reader: _look(reader, beats))
@@ -84,11 +91,19 @@ async def _look(reader: Reader, beats: Sequence[tuple[Worker, Heartbeat]]) -> li
     versions = sorted({held.version for _, beat in beats for held in beat.held})
     for holding in await reader.select(Holding, worker_id=ids, version=versions) if versions else []:
         holdings[holding.worker_id].append(holding)
+    quotes: dict[str, list[QuoteRow]] = defaultdict(list)
+    for quote in await reader.select(QuoteRow, worker_id=ids, ended_at=None):
+        quotes[quote.worker_id].append(quote)
     missing = {w.id: set(beat.live_leases) - {lease.id for lease in live[w.id]} for w, beat in beats}
     named = sorted(set[str]().union(*missing.values()))
     ended = {lease.id: lease for lease in await reader.select(Lease, id=named)} if named else {}
     return [
-        Seen(tuple(live[w.id]), {one: _why(ended.get(one), w.id) for one in sorted(missing[w.id])}, tuple(holdings[w.id]))
+        Seen(
+            tuple(live[w.id]),
+            {one: _why(ended.get(one), w.id) for one in sorted(missing[w.id])},
+            tuple(holdings[w.id]),
+            tuple(quote for quote in quotes[w.id] if quote.session_epoch == w.session_epoch),
+        )
         for w, _ in beats
     ]
 
@@ -150,14 +165,20 @@ async def _save(deps: Deps, worker: Worker, event: str | None, lost: Sequence[Le
 
 def _reply(deps: Deps, news: News, worker: Worker, seen: Seen, *, holds: bool) -> HeartbeatReply:
     works, words = standing(worker, holds_newest_usable=holds)
-    if works and not seen.live:
-        words = "active: waits for work"
+    state = worker.state.value
     notices, refusals = _notices(news, worker)
+    if works and not seen.quotes and notices:
+        state, words = WorkerState.STANDBY.value, deps.market.why_not(notices[0].job_id, worker.id)
+    elif works:
+        pay = f", {pay_in_words(seen.quotes[0])}" if seen.quotes else ""
+        words = f"active{pay}" if seen.live else f"active: waits for work{pay}"
+    if len(notices) > 1 and seen.quotes:
+        notices = tuple(one for one in notices if any(one.job_id == quote.job_id for quote in seen.quotes)) or notices
     if not works and not notices and worker.state is WorkerState.STANDBY:
         words = "; ".join(refusals) or "standby: no job is running that has published weights"
     return HeartbeatReply(
         server_time=deps.clock.now(),
-        state=worker.state.value,
+        state=state,
         reason=words,
         versions=notices,
         forthcoming=tuple(_forthcoming(one) for known in notices for one in deps.transfers.deltas(known.job_id)),

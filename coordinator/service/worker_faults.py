@@ -29,13 +29,13 @@ class RefusedWork:
 
 
 async def record(tx: Tx, worker_id: str, lease: Lease | None, lease_id: str, refused: Sequence[RefusedWork], *, now: float) -> None:
-    """Write refusal rows, at most REFUSALS_PER_MINUTE a worker; paid ones always (they are money)."""
+    """Write refusal rows, at most REFUSALS_PER_MINUTE a worker. Paid ones always (they are money), and once a slot of a lease."""
     recent = await tx.count(Refusal, worker_id=worker_id, at__ge=now - 60.0)
     room = max(REFUSALS_PER_MINUTE - recent, 0)
     unpaid = [work for work in refused if not work.paid][:room]
     rows = [
         Refusal(
-            id=uuid4().hex,
+            id=f"paid/{lease_id[:200]}/{work.slot}" if work.paid else uuid4().hex,
             worker_id=worker_id,
             job_id=lease.job_id if lease else "",
             lease_id=lease_id[:200],
@@ -47,11 +47,15 @@ async def record(tx: Tx, worker_id: str, lease: Lease | None, lease_id: str, ref
             paid=work.paid,
             tokens=work.tokens,
             at=now,
+            quote_id=lease.quote_id if lease and work.paid else None,
         )
         for work in (*unpaid, *(work for work in refused if work.paid))
     ]
-    if rows:
-        await tx.put(*rows)
+    unpaid_rows = [row for row in rows if not row.paid]
+    if unpaid_rows:
+        await tx.put(*unpaid_rows)
+    for row in rows[len(unpaid_rows) :]:
+        await tx.insert(row)  # sent again: the first one stands
 
 
 async def strike(tx: Tx, worker_id: str, reason: str, *, limit: int, now: float) -> frozenset[str]:

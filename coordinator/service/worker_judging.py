@@ -57,7 +57,7 @@ def judge(deps: Deps, worker: Worker, submission: Submission, rows: Rows) -> Jud
         now=deps.clock.now(),
     )
     if whole is not None:
-        refused = tuple(_refused_whole(submission, place, whole) for place in places)
+        refused = tuple(_refused_whole(submission, place, whole, rows) for place in places)
         return Judged(duplicates=duplicates, refused=refused)
     if lease is None or rows.job is None:
         raise RuntimeError(f"lease {head.lease_id} has no job")
@@ -103,7 +103,8 @@ def _held(submission: Submission, places: Sequence[int], lease: Lease, rows: Row
         elif rollout is None or rollout.state is not RolloutState.LEASED or rollout.lease_id != lease.id:
             words = f"slot {done.slot} is no longer wanted from lease {lease.id}"
             blame = "worker" if rollout is not None and rollout.state is not RolloutState.VOID else "coordinator"
-            strange.append(RefusedWork(done.slot, "slot_closed", words, blame, blame == "coordinator", tokens))
+            most = tokens if rows.job is None else rows.job.config.sampling.max_new_tokens
+            strange.append(RefusedWork(done.slot, "slot_closed", words, blame, blame == "coordinator", min(tokens, most)))
         else:
             held.append(place)
         seen.add(done.slot)
@@ -126,9 +127,14 @@ def _limits(deps: Deps, submission: Submission, lease: Lease, job: Job, rows: Ro
     )
 
 
-def _refused_whole(submission: Submission, place: int, whole: Refused) -> RefusedWork:
+def _refused_whole(submission: Submission, place: int, whole: Refused, rows: Rows) -> RefusedWork:
+    """Nobody looks into work that comes too late: it is paid for what its lease could have asked for."""
     done = submission.completions[place]
-    return RefusedWork(done.slot, whole.code, whole.reason, whole.blame, whole.paid, len(done.token_ids))
+    tokens, paid = len(done.token_ids), whole.paid
+    if paid and rows.lease is not None and rows.job is not None:
+        paid = done.slot in rows.lease.slots
+        tokens = min(tokens, rows.job.config.sampling.max_new_tokens)
+    return RefusedWork(done.slot, whole.code, whole.reason, whole.blame, paid, tokens)
 
 
 def _refused_one(submission: Submission, place: int, verdict: Verdict) -> RefusedWork:

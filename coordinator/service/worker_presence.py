@@ -46,6 +46,7 @@ class Presence:
         self._heard: dict[str, Heard] = {}
         self._unsaved: dict[str, None] = {}
         self._fetching: dict[str, _Fetch] = {}  # by worker id
+        self._asked: dict[str, float] = {}  # by worker id
         self.saved_at = 0.0
 
     def hear(self, heard: Heard) -> None:
@@ -71,6 +72,15 @@ class Presence:
         self._heard.pop(worker_id, None)
         self._unsaved.pop(worker_id, None)
         self._fetching.pop(worker_id, None)
+        self._asked.pop(worker_id, None)
+
+    def asks(self, worker_id: str, *, at: float) -> None:
+        """The worker asked for work."""
+        self._asked[worker_id] = at
+
+    def asked_at(self, worker_id: str) -> float:
+        """When the worker last asked for work; 0: not since it is present."""
+        return self._asked.get(worker_id, 0.0)
 
     def fetches(self, worker_id: str, job_id: str, version: int, *, at: float, edges: frozenset[str] = frozenset()) -> None:
         """The worker was given the manifest of a version and a path of `edges` (ids): their pieces stay while it fetches them."""

@@ -20,6 +20,7 @@ from sqlalchemy.engine import Dialect
 from coordinator.store.errors import InvalidQuery
 from coordinator.store.fields import JSON_STORAGES, Storage
 from coordinator.store.rows import Mapping, mapping
+from coordinator.store.tables import APPEND_ONLY
 
 SHAPES = 2048  # compiled statements kept
 
@@ -141,11 +142,15 @@ class Queries:
         rows = mapping(kind)
         if not shape:
             raise InvalidQuery(f"delete({rows.kind.__name__}) needs a filter: it would delete every row")
+        if kind in APPEND_ONLY:
+            raise InvalidQuery(f"{rows.kind.__name__} rows are only added: post what compensates them instead of deleting them")
         return self._compile(sa.delete(rows.table).where(*self._where(rows, shape)), _parameters(shape))
 
     def _upsert(self, kind: type[Any]) -> Statement:
         rows = mapping(kind)
         statement = self._insert_into(rows)
+        if kind in APPEND_ONLY:
+            return self._compile(statement, list(rows.names))  # an existing key is a Conflict
         rest = {name: statement.excluded[name] for name in rows.names if name not in rows.key}
         if not rest:
             return self._compile(statement.on_conflict_do_nothing(index_elements=rows.key), list(rows.names))

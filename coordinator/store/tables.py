@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from coordinator.domain import model
 from coordinator.store.fields import FieldSpec, Storage, fields_of
+from pricing.rentals import Rental
 
 METADATA = sa.MetaData(
     naming_convention={
@@ -34,6 +35,8 @@ _COLUMN_TYPES: dict[Storage, Any] = {
     Storage.MODEL: sa.JSON(),
 }
 Names = tuple[str, ...]
+APPEND_ONLY = frozenset({model.LedgerEntry, model.Posting})
+"""Rows that are only ever inserted; the database refuses to change or delete them (law 7)."""
 
 
 def _column(spec: FieldSpec) -> sa.Column[Any]:
@@ -85,7 +88,7 @@ TABLES: dict[type[Any], sa.Table] = {
         "leases",
         model.Lease,
         ("id",),
-        index=(("state", "deadline"), ("worker_id", "state"), ("job_id", "state"), ("group_id",)),
+        index=(("state", "deadline"), ("worker_id", "state"), ("job_id", "state"), ("group_id",), ("job_id", "closed_at")),
     ),
     model.Refusal: _table("refusals", model.Refusal, ("id",), index=(("worker_id", "at"), ("job_id", "code"))),
     model.Batch: _table("batches", model.Batch, ("job_id", "step")),
@@ -95,6 +98,14 @@ TABLES: dict[type[Any], sa.Table] = {
     model.Worker: _table("workers", model.Worker, ("id",), unique=(("public_key",),), index=(("state",), ("invite_id",))),
     model.WorkerSession: _table("worker_sessions", model.WorkerSession, ("worker_id", "epoch"), index=(("last_seen_at",),)),
     model.QuoteRow: _table("quotes", model.QuoteRow, ("id",), index=(("job_id", "ended_at"), ("worker_id", "ended_at"))),
+    model.Meter: _table("meters", model.Meter, ("quote_id",), index=(("job_id", "closed_at"), ("worker_id", "closed_at"))),
+    model.LedgerEntry: _table(
+        "ledger_entries", model.LedgerEntry, ("id",), unique=(("seq",),), index=(("job_id", "seq"), ("worker_id", "seq"))
+    ),
+    model.Posting: _table("postings", model.Posting, ("account", "number"), index=(("entry_id",),)),
+    model.LedgerAccount: _table("ledger_accounts", model.LedgerAccount, ("id",), index=(("job_id", "kind"), ("worker_id", "kind"))),
+    model.PriceRow: _table("prices", model.PriceRow, ("worker_id", "at")),
+    Rental: _table("rentals", Rental, ("id",), index=(("provider", "state"), ("job_id", "state"), ("label",))),
     model.Holding: _table("holdings", model.Holding, ("worker_id", "job_id", "version", "digest"), index=(("job_id", "version"),)),
     model.Invite: _table("invites", model.Invite, ("id",), unique=(("code_hash",),)),
     model.ApiToken: _table("api_tokens", model.ApiToken, ("id",), unique=(("secret_hash",),)),

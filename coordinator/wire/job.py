@@ -6,34 +6,34 @@ The same model validates a TOML file, a REST body and a PATCH. Paths in it are n
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from coordinator.wire.environment import EnvironmentConfig, Section
 
-class Section(BaseModel):
-    """Base of every section: frozen, and strict about names."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class EnvironmentConfig(Section):
-    """What the job trains on: prompts and scoring."""
-
-    type: str = Field(description='"digit_sort", "math", or "python:FILE:FUNCTION"')
-    train: str | None = Field(None, description="JSONL or Parquet file; None for procedural environments")
-    eval: str | None = Field(None, description="held-out file; None: a held-out split of a procedural one, else no evaluation")
-    prompt_column: str = "prompt"
-    answer_column: str = "answer"
-    system_prompt: str | None = None
-    use_chat_template: bool = Field(False, description="wrap text prompts as one user message of the tokenizer's template")
-    grade_timeout_s: float = Field(15.0, gt=0, le=3600)
+Loss = Literal["dppo", "ppo_clip", "cispo", "gspo", "reinforce", "decoupled"]
+LOSS_FIELDS: dict[str, tuple[str, ...]] = {
+    "dppo": ("tv_low", "tv_high", "drift_penalty", "ratio_cap"),
+    "ppo_clip": ("clip_low", "clip_high", "dual_clip"),
+    "cispo": ("ratio_cap",),
+    "gspo": ("clip_low", "clip_high"),
+    "reinforce": ("ratio_floor", "ratio_cap"),
+    "decoupled": ("clip_low", "clip_high", "ratio_floor", "ratio_cap"),
+}
+"""Which fields of [algorithm] belong to one loss or some of them; a job may set only those of its own loss."""
+LOSS_DEFAULTS: dict[str, dict[str, Any]] = {
+    "cispo": {"ratio_cap": 5.0},
+    "gspo": {"clip_low": 3e-4, "clip_high": 4e-4, "aggregation": "sequence_mean"},
+    "reinforce": {"ratio_cap": 5.0},
+}
+"""Where a loss's own default (its paper's) differs from the field's."""
 
 
 class AlgorithmConfig(Section):
-    """One optimiser step: group shape, loss and optimiser."""
+    """One optimiser step: group shape, loss and optimiser. What each loss computes: `coordinator/learner/losses.py`."""
 
-    loss: Literal["dppo", "ppo_clip"] = "dppo"
+    loss: Loss = "dppo"
     group_size: int = Field(16, ge=2, le=1024, description="G, rollouts per group")
     groups_per_step: int = Field(16, ge=1, le=4096, description="B, groups per step")
     learning_rate: float = Field(1e-6, gt=0, lt=1)
@@ -41,14 +41,34 @@ class AlgorithmConfig(Section):
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = Field(0.0, ge=0)
     grad_clip: float = Field(1.0, gt=0)
-    advantage: Literal["mean", "group_std"] = Field("mean", description="reward minus group mean, or that over the group's std")
+    advantage: Literal["mean", "group_std", "leave_one_out", "batch_std"] = Field(
+        "mean", description="reward minus group mean; that over the group's or the batch's std; reward minus the mean of the others"
+    )
+    aggregation: Literal["token_mean", "sequence_mean", "prompt_mean", "constant"] = Field(
+        "token_mean",
+        description="the loss is a sum over tokens, over: trained tokens; the rollout's tokens x trained rollouts; "
+        "the group's tokens x trained groups; max_new_tokens x trained rollouts (gspo: sequence_mean unless set)",
+    )
+    correction: Literal["sampler", "none"] = Field(
+        "sampler", description="ratios to the sampler's recorded log-probs; none: all ratios are 1, for staleness.max = 0 only"
+    )
     tv_low: float = Field(0.2, gt=0, le=1, description="dppo: mask where p - mu < -tv_low and the advantage is negative")
     tv_high: float = Field(0.2, gt=0, le=1, description="dppo: mask where p - mu > tv_high and the advantage is positive")
     drift_penalty: float = Field(1e-3, ge=0, description="dppo: weight of the squared log-ratio to the sampler")
-    clip_low: float = Field(0.2, gt=0, lt=1)
-    clip_high: float = Field(0.2, gt=0)
+    clip_low: float = Field(0.2, gt=0, lt=1, description="ppo_clip, decoupled; gspo: 3e-4 unless set")
+    clip_high: float = Field(0.2, gt=0, description="ppo_clip, decoupled; gspo: 4e-4 unless set")
     dual_clip: float | None = Field(2.0, gt=1, description="ppo_clip: bound on the ratio for negative advantages")
-    ratio_cap: float = Field(2.0, gt=1, description="dppo: cap on the token ratio used as a weight")
+    ratio_cap: float = Field(
+        2.0,
+        gt=1,
+        description="dppo, cispo (5 unless set), decoupled: cap on the token's weight; reinforce (5 unless set): mask above it",
+    )
+    ratio_floor: float = Field(
+        0.5, gt=0, lt=1, description="reinforce: mask below it; decoupled: mask below it where the advantage is negative"
+    )
+    reference_kl: float = Field(
+        0.0, ge=0, description="weight of the KL (k3, times the ratio) to version 0; above 0 its weights stay in memory"
+    )
     truncated: Literal["mask", "keep"] = Field("mask", description="completions that hit the cap: out of the loss, or in it")
     max_replacements: int | None = Field(None, ge=0, description="zero-variance groups replaced per step; None: B")
     no_signal_limit: int = Field(5, ge=1, description="pause after this many no_signal batches in a row")
@@ -57,6 +77,33 @@ class AlgorithmConfig(Section):
     )
     micro_batch_tokens: int = Field(16384, ge=64)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_the_loss(cls, given: Any) -> Any:
+        loss = given.get("loss") if isinstance(given, dict) else None
+        return {**LOSS_DEFAULTS[loss], **given} if isinstance(loss, str) and loss in LOSS_DEFAULTS else given
+
+    @model_validator(mode="after")
+    def _only_fields_of_the_loss(self) -> AlgorithmConfig:
+        """Values that a whole job carries for other losses are the fields' defaults, so a job read back from its row passes."""
+        own = LOSS_FIELDS[self.loss]
+        for name in sorted({each for names in LOSS_FIELDS.values() for each in names} - set(own)):
+            value, plain = getattr(self, name), type(self).model_fields[name].default
+            if value != plain:
+                raise ValueError(
+                    f"algorithm.{name} is {value}, but loss {self.loss!r} does not use it (it uses {', '.join(own)}): remove it"
+                )
+        return self
+
+    def stale_data_refused(self, bound: int) -> str | None:
+        """Why this loss must not be fed data up to `bound` versions old; None: it may."""
+        if bound == 0 or self.correction == "sampler":
+            return None
+        return (
+            f"staleness.max is {bound} with algorithm.correction 'none': data of older versions needs the ratio to its sampler; "
+            "set algorithm.correction to 'sampler', or staleness.max to 0"
+        )
+
 
 class StalenessConfig(Section):
     """The user's dial."""
@@ -64,6 +111,7 @@ class StalenessConfig(Section):
     max: int = Field(4, ge=0, le=64, description="S, in learner updates")
     publish_every: int | Literal["auto"] = Field("auto", description="kappa, in learner updates")
     on_update: Literal["keep", "abort"] = "keep"
+    auto_reduce: bool = Field(False, description="lower S by 1 when the learner's figures say that the data is too old")
 
 
 class SamplingConfig(Section):
@@ -97,6 +145,13 @@ class WorkersConfig(Section):
     weight: float = Field(1.0, gt=0, le=1000, description="market: the job's share of a pool that is too small for all jobs")
 
 
+class MetricsConfig(Section):
+    """Where figures go besides the coordinator's rows and the job's metrics.jsonl. Each sink is an extra of the installation."""
+
+    sinks: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
+    project: str = Field("echo2", min_length=1, max_length=128, description="trackio, wandb: the project the job appears in")
+
+
 class BudgetConfig(Section):
     """Where the job ends."""
 
@@ -118,6 +173,7 @@ class JobConfig(Section):
     sampling: SamplingConfig = SamplingConfig()
     checkpoints: CheckpointConfig = CheckpointConfig()
     workers: WorkersConfig = WorkersConfig()
+    metrics: MetricsConfig = MetricsConfig()
     budget: BudgetConfig
 
     @model_validator(mode="after")
@@ -126,6 +182,8 @@ class JobConfig(Section):
         minimum = self.algorithm.min_group
         if minimum is not None and minimum > group:
             raise ValueError(f"algorithm.min_group is {minimum}, above algorithm.group_size {group}: lower it")
+        if (refusal := self.algorithm.stale_data_refused(self.staleness.max)) is not None:
+            raise ValueError(refusal)
         return self
 
     @property

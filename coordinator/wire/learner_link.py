@@ -30,6 +30,9 @@ class Start(LinkMessage):
     config: JobConfig
     model_dir: str
     checkpoint_dir: str | None = Field(description="resume from here; None: from the model directory at step 0")
+    metrics_dir: str | None = Field(
+        None, description="where metrics.jsonl and what sinks keep on disk lie; None: figures go nowhere"
+    )
 
 
 class Train(LinkMessage):
@@ -66,6 +69,15 @@ class Evaluate(LinkMessage):
     stop_token_ids: tuple[int, ...]
 
 
+class Log(LinkMessage):
+    """Hand the figures of a committed step to the job's sinks. Answer: Logged, whether or not a sink could take them."""
+
+    kind: Literal["log"] = "log"
+    step: int
+    at: float = Field(description="Unix seconds of the commit")
+    metrics: dict[str, float]
+
+
 class Stop(LinkMessage):
     """End cleanly. No answer."""
 
@@ -80,6 +92,7 @@ class Ready(LinkMessage):
     parameters: int
     vocab_size: int
     stop_token_ids: tuple[int, ...]
+    logged: int = Field(0, description="the first step that metrics.jsonl lacks")
 
 
 class Trained(LinkMessage):
@@ -117,6 +130,13 @@ class Evaluated(LinkMessage):
     completions: tuple[tuple[int, ...], ...]
 
 
+class Logged(LinkMessage):
+    """The figures of `step` are in metrics.jsonl, if the disk took them."""
+
+    kind: Literal["logged"] = "logged"
+    step: int
+
+
 class Failed(LinkMessage):
     """The request failed; the learner stays usable only if `fatal` is false."""
 
@@ -126,9 +146,9 @@ class Failed(LinkMessage):
     fatal: bool
 
 
-Request = Annotated[Start | Train | Snapshot | Checkpoint | Evaluate | Stop, Field(discriminator="kind")]
+Request = Annotated[Start | Train | Snapshot | Checkpoint | Evaluate | Log | Stop, Field(discriminator="kind")]
 Answer = Annotated[
-    Ready | Trained | Snapshotted | Checkpointed | Evaluated | Failed,
+    Ready | Trained | Snapshotted | Checkpointed | Evaluated | Logged | Failed,
     Field(discriminator="kind"),
 ]
 REQUESTS: TypeAdapter[Request] = TypeAdapter(Request)

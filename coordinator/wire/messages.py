@@ -90,6 +90,9 @@ class Heartbeat(Message):
     tokens_per_s: Annotated[float, Field(ge=0)] = 0.0
     uplink_bytes_per_s: Annotated[float, Field(ge=0)] = Field(0.0, description="measured while serving pieces; 0: not known")
     draining: bool = False
+    price_uusd_per_hour: Annotated[int, Field(ge=0, le=10**10)] | None = Field(
+        None, description="asked from now on; None: as before"
+    )
     control: Text = Field("", description='which way its control messages take, in words: "libp2p", "https (why)"')
     activity: Text = Field("", description='what the worker does now, in words: "generating 32 completions"')
 
@@ -136,7 +139,8 @@ class HeartbeatReply(Message):
     forthcoming: tuple[Forthcoming, ...] = Field((), description="versions that are being encoded; to be ignored at will")
     cancel: tuple[CancelOrder, ...] = ()
     drain: str | None = Field(None, description="a reason: finish leases and leave")
-    price_uusd_per_hour: int
+    price_uusd_per_hour: int = Field(description="asked, as the coordinator knows it")
+    price_refused: str = Field("", description="why the price that the beat asked for is not taken; the old one stays")
     heartbeat_s: float
     control: ControlPlace | None = Field(None, description="None: control messages go over HTTPS")
 
@@ -300,14 +304,33 @@ class AccountRefusal(Message):
     paid: bool
 
 
+class AccountQuote(Message):
+    """What one quote pays: `owed_uusd` = floor(tokens x rate) + floor(paid time x price), of which `posted_uusd` is in the ledger."""
+
+    quote_id: str
+    job_id: str
+    made_at: float
+    ended_at: float | None = Field(None, description="None: it holds")
+    ended_because: str = ""
+    uusd_per_million_tokens: int | None = Field(description="None: no rate was measured yet, all active time is paid instead")
+    uusd_per_idle_hour: int = Field(description="for time in which the coordinator gave no work")
+    as_of: float = Field(description="when the figures below were taken")
+    tokens: int = Field(description="accepted, or refused and paid")
+    paid_ms: int = Field(description="milliseconds of active time that are paid")
+    owed_uusd: int
+    posted_uusd: int
+    receipt: str = Field("", description="Ed25519 signature of the coordinator over this line, hex")
+
+
 class Account(Message):
-    """POST account: what the worker did and what it is owed (an estimate until the ledger pays)."""
+    """POST account: what the worker did and earned."""
 
     accepted_rollouts: int
     accepted_tokens: int
     refused_rollouts: int
     active_s: float
-    earned_uusd: int
+    earned_uusd: int = Field(description="posted in the ledger, over all quotes")
+    quotes: tuple[AccountQuote, ...] = Field((), description="the newest ones")
     refusals: tuple[AccountRefusal, ...] = ()
 
 

@@ -206,9 +206,8 @@ class JobView(JobSummary):
     rate: RateView
     work: WorkView
     newest_version: int | None
-    cost_estimate_uusd: int = Field(
-        description="asked price of all worker sessions while the job lived (one job uses the pool at a time)"
-    )
+    spent_uusd: int = Field(description="posted in the ledger as earned by its workers and providers")
+    reserved_uusd: int = Field(description="set aside in the ledger for work under way")
 
 
 class JobList(RestAnswer):
@@ -286,7 +285,7 @@ class CheckpointList(RestAnswer):
 
 
 class AuditView(RestAnswer):
-    """Laws 1 and 2, recomputed from the rows."""
+    """Laws 1, 2 and 7, recomputed from the rows."""
 
     ok: bool
     findings: tuple[str, ...]
@@ -349,7 +348,7 @@ class WorkerView(WorkerSummary):
     accepted_tokens: int
     refused: dict[str, int] = Field(description="code -> refusals")
     active_s: float
-    cost_estimate_uusd: int
+    earned_uusd: int = Field(description="posted in the ledger, over all jobs")
     sessions: tuple[SessionView, ...] = Field(description="newest first, at most 50")
     holdings: tuple[HoldingView, ...]
 

@@ -15,7 +15,7 @@ from blake3 import blake3
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from coordinator.wire.messages import PROTOCOL_VERSION
+from coordinator.wire.messages import PROTOCOL_VERSION, AccountQuote
 
 MAX_SKEW_S = 60.0
 NONCE_KEPT_S = 180.0
@@ -137,3 +137,15 @@ def receipt_message(worker: str, lease_id: str, fence: int, slots: Sequence[int]
     """What a receipt signs: these slots (ascending) of this lease were accepted from this worker, durably."""
     names = ",".join(str(slot) for slot in sorted(slots))
     return "\n".join(("echo2-receipt", worker, lease_id, str(fence), names)).encode()
+
+
+def account_message(worker: str, line: AccountQuote) -> bytes:
+    """What the receipt of an account's line signs: what this worker is owed under this quote, and of what it was reckoned."""
+    rate = "" if line.uusd_per_million_tokens is None else line.uusd_per_million_tokens
+    figures = (line.tokens, line.paid_ms, rate, line.uusd_per_idle_hour, line.owed_uusd, line.posted_uusd)
+    return "\n".join(("echo2-account", worker, line.quote_id, f"{line.as_of:.3f}", *map(str, figures))).encode()
+
+
+def is_receipt(public_key: str, worker: str, line: AccountQuote) -> bool:
+    """Whether the coordinator with this public key (hex) signed the line for this worker."""
+    return verify(public_key, line.receipt, account_message(worker, line))

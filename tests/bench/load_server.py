@@ -28,7 +28,7 @@ from coordinator.api.worker import add_worker_routes
 from coordinator.domain.model import Invite, Job, JobState, Publication, PublicationState, Rollout
 from coordinator.domain.seeds import canary_ids
 from coordinator.environments.plane import DataPlaneSpec, JailedDataPlane
-from coordinator.service import grading, prompting, sealing, sweeping
+from coordinator.service import accounting, grading, prompting, sealing, sweeping
 from coordinator.service.deps import Deps, LiveJob, ServiceSettings
 from coordinator.service.invites import invite_code
 from coordinator.service.ports import Tx
@@ -147,6 +147,7 @@ async def serve(url: str, directory: Path) -> None:
             prompting.keep_prompts(deps, job, live, info.train_prompts),
             grading.keep_grading(deps, job, plane),
             sweeping.keep_sweeping(deps),
+            accounting.keep_accounts(deps),
             take_steps(deps),
             lag.watch(),
         )

@@ -29,6 +29,9 @@ COORDINATOR_POINTS = [
     "publish.edges_written:1",
     "checkpoint.written:1",
     "checkpoint.rows_written:2",
+    "accounting.measured:2",
+    "accounting.posted:1",
+    "accounting.posted:3",
     "end.before_rows:1",
     "end.rows_written:1",
 ]
@@ -50,6 +53,7 @@ WORKER_POINTS = [
     "worker.submitted.after:3",
 ]
 QUICK = {
+    "accounting.posted:3",
     "submit.blob_written:3",
     "seal.rows_written:4",
     "step.before_commit:8",

@@ -54,6 +54,10 @@ def test_small_demo(staleness: int, steps: int, options: tuple[str, ...], tmp_pa
     assert report["admitted"] == steps * 16
     assert report["audit_ok"] is True
     assert report["killed_worker"] == ("worker-1" if options else None)
+    (figures,) = (tmp_path / "out").rglob("metrics.jsonl")
+    said = [json.loads(line) for line in figures.read_text().splitlines()]
+    assert [line["step"] for line in said] == list(range(steps + 1))  # the last line is the final evaluation's
+    assert all({"reward/all/mean", "entropy/all/mean", "optim/grad_norm"} <= set(line) for line in said[:steps])
 
 
 @pytest.mark.long

@@ -123,9 +123,18 @@ class EngineHost:
     """Runs an engine in a thread of its own."""
 
     def __init__(
-        self, make: Callable[[], EngineCore], *, on_output: Callable[[list[Output]], None], on_failure: Callable[[str], None]
+        self,
+        make: Callable[[], EngineCore],
+        *,
+        on_output: Callable[[list[Output]], None],
+        on_failure: Callable[[str], None],
+        least_step_s: float = 0.0,
     ) -> None:
-        """`make` is called in the thread; the callbacks run on the event loop that calls `start`."""
+        """`make` is called in the thread; the callbacks run on the event loop that calls `start`.
+
+        A decode step takes at least `least_step_s`: its owner throttles the worker. The rest of it is waited for.
+        """
+        self._least_step_s = least_step_s
         self._make = make
         self._on_output = on_output
         self._on_failure = on_failure
@@ -235,6 +244,8 @@ class EngineHost:
     def _step(self, core: EngineCore) -> None:
         started, before = time.monotonic(), core.tokens
         outputs = core.step()
+        if self._least_step_s:
+            time.sleep(max(self._least_step_s - (time.monotonic() - started), 0.0))
         self._busy_s += time.monotonic() - started
         self._tokens += core.tokens - before
         self._deliver(outputs)

@@ -49,6 +49,7 @@ class Status:
     account: dict[str, Any] | None = None  # wire Account; None: not asked yet
     notes: list[dict[str, Any]] = field(default_factory=list)  # newest last: what did not go as it should
     ended: str | None = None  # why the worker stopped
+    price_refused: str = ""  # why the price that its owner asked for is not taken
 
 
 class Lock:

@@ -55,6 +55,7 @@ from worker_node.domain.weights import Version
 from worker_node.domain.work import Finished, Work, made_by
 
 EXIT_OK, EXIT_FAILED, EXIT_ENGINE, EXIT_FENCED = 0, 1, 3, 4
+HEARD = (Joined, BeatAnswered, LeaseAnswered, ConfirmAnswered, SubmitAnswered)  # the coordinator itself spoke
 
 
 class Phase(StrEnum):
@@ -82,6 +83,7 @@ class SessionSettings:
     retry_first_s: float = 0.5
     retry_most_s: float = 30.0
     tries_a_version: int = 3
+    give_up_s: float = inf  # without a word from the coordinator: a rented machine must not wait, and cost, for ever
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +125,15 @@ class Session:
         self._stop_at = inf
         self._state, self._state_reason, self._idle_reason = "", "", "not joined yet"
         self._now = -inf
+        self._heard_at = inf  # inf: not started
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """Take one event at `now` (any clock that never goes back); what to do, in order. Nothing once stopped."""
         if self._phase is Phase.STOPPED:
             return []
         self._now = now
+        if self._heard_at == inf or isinstance(event, HEARD):
+            self._heard_at = now
         self._take(event)
         self._advance()
         return self._outbox.take()
@@ -140,7 +145,8 @@ class Session:
         lanes = min(lane.next_deadline(self._now) for lane in self._lanes.values())
         work = self._work.next_deadline(self._holding.confirmed)
         hearsay = self._hearsay.next_deadline(self._notices, self._now)
-        return min(lanes, hearsay, self._holding.next_deadline(self._now), work, self._drain_at, self._stop_at)
+        own = min(self._drain_at, self._stop_at, self._heard_at + self._settings.give_up_s)
+        return min(lanes, hearsay, self._holding.next_deadline(self._now), work, own)
 
     def report(self) -> Report:
         """How the session stands, for people."""
@@ -342,6 +348,8 @@ class Session:
     # --- what is due
 
     def _advance(self) -> None:
+        if self._gave_up():
+            return
         self._break_silence()
         if self._phase is Phase.JOINING:
             self._join()
@@ -411,6 +419,15 @@ class Session:
         elif self._lanes[Call.LEAVE].is_ready(self._now):
             self._lanes[Call.LEAVE].started(self._now)
             self._outbox.order(SendLeave(self._epoch, self._exit.reason))
+
+    def _gave_up(self) -> bool:
+        """Whether the session ended for want of a coordinator. Nobody is there to take a leave."""
+        silent_s = self._now - self._heard_at
+        if silent_s < self._settings.give_up_s:
+            return False
+        self._exit = _Exit(f"the coordinator was not heard for {silent_s:.0f} s (--give-up-after-min)", EXIT_FAILED)
+        self._stop()
+        return True
 
     def _break_silence(self) -> None:
         """A call that outlived every deadline counts as failed; a swap that did has hung the engine."""

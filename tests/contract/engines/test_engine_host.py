@@ -68,6 +68,31 @@ async def test_generation_runs_beside_the_loop(watch: Callable[..., Watched], pu
     assert busy_s > 0
 
 
+async def test_a_throttled_engine_takes_its_time_for_each_step(published: list[Weights], ask: Ask) -> None:
+    """An owner's limit: the meter, which the worker reports its rate from, counts the waiting too."""
+    done: list[Output] = []
+    finished = asyncio.Event()
+
+    def take(outputs: list[Output]) -> None:
+        done.extend(outputs)
+        if len(done) == 4:
+            finished.set()
+
+    host = EngineHost(
+        lambda: ScriptedEngine(ScriptedOptions(slots=4)), on_output=take, on_failure=lambda _: None, least_step_s=0.01
+    )
+    await host.start()
+    await host.swap(published[0], load=True, abort_running=False, canary_ids=(1, 2))
+    host.admit([ask(slot) for slot in range(4)])
+    async with asyncio.timeout(20):
+        await finished.wait()
+    longest = max(one.completion.length for one in done if isinstance(one, Finished))
+    tokens, busy_s = host.meter()
+    await host.close()
+    assert busy_s >= 0.01 * longest
+    assert tokens / busy_s <= 4 / 0.01
+
+
 async def test_a_swap_in_full_flight_stops_or_keeps(watch: Callable[..., Watched], published: list[Weights], ask: Ask) -> None:
     """Slots stopped by a swap are handed out before the swap is reported; kept ones carry both versions."""
     w = watch(slots=4, tokens_per_s=2000.0)

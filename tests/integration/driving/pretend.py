@@ -49,6 +49,8 @@ class PretendLearner:
         self._trained = trained
         self.step = 0
         self.weights = "start"
+        self.figures = {"loss": 0.0}
+        self.log: list[link.Log] = []
 
     async def ask(self, request: link.Request, *, deadline_s: float) -> link.Answer:
         await asyncio.sleep(0)
@@ -72,6 +74,9 @@ class PretendLearner:
                 folder.mkdir(parents=True, exist_ok=True)
                 (folder / "state.json").write_text(json.dumps([self.step, self.weights]))
                 return link.Checkpointed(fence=self._fence, step=self.step, directory=str(folder))
+            case link.Log():
+                self.log.append(request)
+                return link.Logged(fence=self._fence, step=request.step)
             case link.Evaluate():
                 return link.Evaluated(fence=self._fence, version=self.step, completions=tuple((1,) for _ in request.prompts))
         raise AssertionError(request)
@@ -90,7 +95,7 @@ class PretendLearner:
         self._trained.append(request.step)
         self.weights = blake3(f"{self.weights} {request.batch_digest} {self._salt}".encode()).hexdigest()
         self.step += 1
-        return link.Trained(fence=self._fence, step=request.step, seconds=0.01, metrics={"loss": 0.0})
+        return link.Trained(fence=self._fence, step=request.step, seconds=0.01, metrics=self.figures)
 
     async def close(self) -> None:
         """Nothing runs."""
@@ -105,6 +110,7 @@ class PretendLearners:
         self._lose_at = lose_at or set()
         self.trained: list[list[int]] = []
         self.learners: list[PretendLearner] = []
+        self.figures = {"loss": 0.0}
 
     async def start(self, job_id: str, fence: int) -> PretendLearner:
         if "start" in self._lose_at:
@@ -112,6 +118,7 @@ class PretendLearners:
         salt = self._salts.pop(0) if len(self._salts) > 1 else self._salts[0]
         self.trained.append([])
         learner = PretendLearner(fence, salt, self._lose_at, self.trained[-1], self._hooks)
+        learner.figures = self.figures
         self.learners.append(learner)
         return learner
 

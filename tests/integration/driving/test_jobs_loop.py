@@ -10,12 +10,15 @@ from dataclasses import replace
 import pytest
 
 from coordinator import jobs_loop
-from coordinator.domain.model import Job, JobState, WorkerSession
+from coordinator.domain.model import Job, JobState, QuoteRow
 from coordinator.jobs_loop import JobsLoop
-from coordinator.service import recording, spending
+from coordinator.service import spending
 from coordinator.service.deps import Deps
 from coordinator.service.driving import Tools
+from coordinator.service.ledger import Books, fund
 from coordinator.store.errors import StoreBusy, StoreEnded
+from pricing import ledger
+from pricing.ledger import Claim
 from tests.integration.driving.pretend import PretendLearners, PretendPlane, PretendPublisher, pretend_workers
 from tests.integration.driving.scene import STEPS, check, config, row, submit
 
@@ -103,21 +106,23 @@ async def test_a_busy_store_is_no_end_and_a_dead_one_is(deps: Deps, monkeypatch:
                 await task
 
 
-async def test_waiting_and_paused_time_costs_a_job_nothing(deps: Deps) -> None:
-    """Queued for 100 s, running for 10, paused for 50, running for 20 of which 10 beside another job."""
+async def test_what_the_ledger_holds_as_spent_pauses_a_job(deps: Deps) -> None:
+    """`budget.usd` of 0.01 is 10,000 uUSD: paused at the last of them, not before."""
     job_id = await submit(deps, config(budget={"usd": 0.01}))
-    job = replace(await row(deps, job_id), created_at=1000.0, state=JobState.RUNNING, state_since=1160.0)
-    changes = [(1100.0, "learner_starting"), (1110.0, "paused"), (1160.0, "resumed")]
+    job = replace(await row(deps, job_id), state=JobState.RUNNING)
+    quote, claim = QuoteRow("q", job_id, "w", 1, "active", 1_000_000, 0, 0.0, 1e9, "cheap"), Claim(job_id, "q")
 
-    async def save(tx) -> None:
-        await tx.put(job, WorkerSession("w", 1, 900.0, 1180.0, 3_600_000))
-        await tx.put(replace(job, id="j2", created_at=1165.0))
-        for at, kind in changes:
-            await recording.record_event(tx, "j1", kind, {"state": "running"}, now=at)
-        await recording.record_event(tx, "j2", "learner_starting", {}, now=1170.0)
+    async def pay(tx, owed: int, paid: int) -> None:
+        books = await Books.open(tx, job_id, ("reserved/q", "earned/q"))
+        fund(books, job)
+        books.must(ledger.reserve(books.balances, job_id, "q", uusd=owed - paid, reason="to be spent"))
+        books.must(ledger.settle(books.balances, claim, owed=owed, paid=paid, reason="spent"))
+        await books.save(tx, now=1.0)
 
-    await deps.store.write(save)
-    assert await deps.store.read(lambda r: spending.spent_uusd(r, job)) == 1000 * (10 + 10 + 5)
+    await deps.store.write(lambda tx: tx.put(job, quote))
+    await deps.store.write(lambda tx: pay(tx, 9_999, 0))
+    assert not await spending.over_budget(deps, job)
+    await deps.store.write(lambda tx: pay(tx, 10_000, 9_999))
     assert await spending.over_budget(deps, job)
     assert "budget.usd" in (await row(deps, job_id)).reason
 

@@ -331,7 +331,7 @@ async def test_children_end_when_the_coordinator_is_killed(tmp_path: Path, made:
         import asyncio
         from pathlib import Path
         from coordinator.environments.plane import DataPlaneSpec, JailedDataPlane
-        from coordinator.wire.job import EnvironmentConfig
+        from coordinator.wire.environment import EnvironmentConfig
 
         async def main():
             here = Path({str(tmp_path)!r})

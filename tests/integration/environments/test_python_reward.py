@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from coordinator.environments.author_code import load_function
 from coordinator.environments.base import Completion, EnvironmentBroken, Scores
 from coordinator.environments.datasets import Dataset
-from coordinator.environments.python_reward import PythonReward, load_function
+from coordinator.environments.python_reward import PythonReward
 
 ROW = {"prompt": "ask", "answer": "4", "level": 3}
 CHAT = {"prompt": [{"role": "user", "content": "ask"}], "answer": "4", "level": 3}

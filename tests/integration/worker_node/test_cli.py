@@ -143,6 +143,28 @@ async def test_join_status_and_drain(coordinator: Any, make_model: Callable[[int
     assert after.stdout.startswith("not working, because its owner stops it (SIGTERM)")
 
 
+async def test_a_running_worker_asks_another_price(coordinator: Any, tmp_path: Path, until: Until) -> None:
+    """`echo2-worker price` reaches the next beat; a worker that starts anew asks what it was started with."""
+    await coordinator.start()
+    process = await start(coordinator, tmp_path)
+    await until(lambda: coordinator.beats, "a beat")
+    assert coordinator.beats[-1].price_uusd_per_hour is None
+    done = await asyncio.to_thread(call, "price", "0.5", "--state-dir", str(tmp_path))
+    assert (done.returncode, done.stdout.strip()) == (0, "the worker asks 0.5 USD an hour from its next heartbeat on")
+    await until(lambda: coordinator.beats[-1].price_uusd_per_hour == 500_000, "a beat with the price")
+    process.send_signal(signal.SIGKILL)
+    await process.communicate()
+    late = await asyncio.to_thread(call, "price", "0.7", "--state-dir", str(tmp_path))
+    assert late.returncode == 1
+    assert "no worker runs" in late.stderr
+    beats = len(coordinator.beats)
+    again = await start(coordinator, tmp_path)
+    await until(lambda: len(coordinator.beats) > beats, "another beat")
+    assert coordinator.beats[-1].price_uusd_per_hour is None
+    again.send_signal(signal.SIGKILL)
+    await again.communicate()
+
+
 async def test_a_killed_worker_is_seen_as_dead(coordinator: Any, tmp_path: Path, until: Until) -> None:
     """The lock goes with the process, whatever the status file says."""
     await coordinator.start()

@@ -25,6 +25,7 @@ from coordinator.domain.model import (
     WorkerState,
 )
 from coordinator.domain.seeds import slot_seed
+from coordinator.service import accounting
 from coordinator.wire.frames import decode_frame
 from coordinator.wire.messages import Account, Heartbeat, Leave
 
@@ -37,7 +38,7 @@ async def test_a_worker_joins_confirms_leases_and_submits(coordinator: Any, stra
     assert (await worker.beat()).state == "standby"
     assert [n.version for n in (await worker.beat()).versions] == [0]
     assert (await worker.confirm(0)).accepted
-    assert (await worker.beat(0)).reason == "active: waits for work"
+    assert (await worker.beat(0)).reason == "active: waits for work, paid 0.3500 USD an hour until its rate is measured"
     lease = await worker.lease()
     assert lease.slots == (0, 1, 2, 3)
     assert lease.seeds == tuple(slot_seed(7, 0, slot) for slot in range(4))
@@ -358,12 +359,11 @@ async def test_leaving_opens_the_slots_and_stops_the_clock(coordinator: Any, str
     await worker.submit(lease, (0,))
     coordinator.clock.added += 20
     await worker.beat(0, live_leases=(lease.lease_id,))
+    await accounting.look(coordinator.deps)
     account = (await worker.send("leave", Leave(session_epoch=worker.epoch, reason="bedtime"))).read(Account)
     assert (account.accepted_rollouts, account.accepted_tokens) == (1, 4)
     assert 19.9 < account.active_s < 22
-    assert abs(account.earned_uusd - 350_000 * account.active_s / 3600) <= 1.1, (
-        "less than 1 uUSD is cut, and active_s shows whole ms"
-    )
+    assert 350_000 * 20 // 3600 <= account.earned_uusd <= 350_000 * account.active_s / 3600, "the lease's 20 s at 0.35 USD an hour"
     assert (await coordinator.get(Worker, worker.id)).reason == "left: bedtime"
     assert (await other.lease()).slots == (1, 2, 3)
 

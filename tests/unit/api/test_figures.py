@@ -5,16 +5,13 @@ from __future__ import annotations
 import pytest
 
 from coordinator.domain.model import Batch, BatchState, Job, JobState, Metric, WorkerSession
-from coordinator.domain.spans import Share
 from coordinator.service.operator_errors import RequestRefused
 from coordinator.service.operator_figures import (
     active_s,
-    cost_uusd,
     figure,
     learner_view,
     rate_view,
     rate_window_s,
-    shared_cost_uusd,
     staleness_view,
 )
 from coordinator.service.operator_jobs import patched
@@ -59,23 +56,12 @@ def test_the_required_rate_is_r_over_training_time():
     assert rate_window_s(JOB, now=9999.0) == 300.0
 
 
-def test_cost_is_the_overlap_of_sessions_with_the_job():
+def test_active_time_is_that_of_the_sessions():
     sessions = [
         WorkerSession("a", 1, 0.0, 3600.0, 1_000_000, ended_at=3600.0),
         WorkerSession("b", 1, 2000.0, 2900.0, 400_000),
     ]
-    assert cost_uusd(sessions, since=0.0, until=None) == 1_000_000 + 100_000
-    assert cost_uusd(sessions, since=1800.0, until=2450.0) == 1_000_000 * 650 // 3600 + 50_000
-    assert cost_uusd(sessions, since=4000.0, until=None) == 0
     assert active_s(sessions) == 4500.0
-
-
-def test_a_shared_time_is_split_between_the_jobs():
-    session = [WorkerSession("a", 1, 0.0, 3600.0, 1_000_000)]
-    alone, shared = Share(1800.0, 2700.0, 1), Share(2700.0, 9999.0, 2)
-    assert shared_cost_uusd(session, [alone]) == 250_000
-    assert shared_cost_uusd(session, [alone, shared]) == 250_000 + 125_000
-    assert shared_cost_uusd(session, []) == 0
 
 
 def test_what_is_not_finite_is_not_a_figure():

@@ -171,6 +171,39 @@ def test_missing_names(tmp_path: Path) -> None:
     assert missing_names(tree, tmp_path) == ["test.jsonl", "rewards.py"]
 
 
+def test_missing_names_of_sources_and_rewards(tmp_path: Path) -> None:
+    """All files that the environment names."""
+    (tmp_path / "a.jsonl").touch()
+    sources = [{"train": "a.jsonl"}, {"train": "b.jsonl", "eval": "c.parquet"}]
+    rewards = [{"type": "math"}, {"type": "python:r.py:f"}]
+    tree = {"model": "upload:" + "0" * 64, "environment": {"type": "dataset", "sources": sources, "rewards": rewards}}
+    assert missing_names(tree, tmp_path) == ["b.jsonl", "c.parquet", "r.py"]
+
+
+async def test_files_of_sources_and_rewards_are_uploaded(tmp_path: Path) -> None:
+    """Each where it is named; the reference takes the name's place."""
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "r.py").write_text("def f(completions): ...")
+    environment = {
+        "type": "dataset",
+        "sources": [{"train": "a.jsonl"}, {"train": "b.jsonl", "type": "python:r.py:f"}],
+        "rewards": [{"type": "python:r.py:f", "weight": 2.0}],
+    }
+    coordinator = Coordinator(has_model=True)
+    tree = {"model": "upload:" + "0" * 64, "environment": environment}
+    await submit_with_uploads(coordinator, tree, tmp_path)  # type: ignore[arg-type]
+    assert coordinator.uploaded == ["a.jsonl", "b.jsonl", "r.py", "r.py"]
+    assert [source["train"].startswith("upload:") for source in environment["sources"]] == [True, True]
+    for kind in (environment["sources"][1]["type"], environment["rewards"][0]["type"]):
+        assert kind.startswith("python:upload:")
+        assert kind.endswith(":f")
+    (tmp_path / "r.py").write_text("def g(completions): ...")
+    environment["rewards"][0]["type"] = "python:r.py:f"
+    with pytest.raises(JobFileWrong, match=r"environment.rewards.0.type: .* defines no function 'f'"):
+        await submit_with_uploads(coordinator, tree, tmp_path)  # type: ignore[arg-type]
+
+
 async def test_events_are_read_from_the_stream() -> None:
     """The number, kind, time and data of each; heartbeats are passed over."""
 

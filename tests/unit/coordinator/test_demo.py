@@ -31,7 +31,7 @@ def told(**changes) -> report.Told:
             "rejected": {"no_signal": 4},
             "refused": {"lease_expired": 2, "no_signal": 1},
         },
-        "cost_estimate_uusd": 1500,
+        "spent_uusd": 1500,
         "newest_version": 3,
     }
     worker = {
@@ -42,7 +42,7 @@ def told(**changes) -> report.Told:
         "accepted_tokens": 90,
         "tokens_per_s": 3.0,
         "active_s": 2.0,
-        "cost_estimate_uusd": 194,
+        "earned_uusd": 194,
         "holdings": [
             {"version": 3, "fetched_bytes": 100, "fetched_from_peers_bytes": 40},
             {"version": 2, "fetched_bytes": 10, "fetched_from_peers_bytes": 0},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.domain.groups import close, died, is_zero_variance, open_slots, ungradable
+from coordinator.domain.groups import close, died, is_whole, is_zero_variance, open_slots, ungradable
 from coordinator.domain.model import Group, GroupState, RolloutState
 
 
@@ -69,6 +69,23 @@ def test_short_closing(make_group, make_slots) -> None:
 def test_short_closing_waits(make_group, make_slots, states) -> None:
     """What is under way is waited for (long answers must not be cut out), and the minimum must be reached."""
     assert close(make_group(size=4), make_slots(*states), min_group=3) is None
+
+
+@pytest.mark.parametrize(
+    ("states", "min_group", "whole"),
+    [
+        ((A, A, A, A), None, True),
+        ((A, S, F, T), None, True),
+        ((A, A, A, L), None, False),
+        ((A, A, A, P), None, False),
+        ((A, A, A, P), 3, True),
+        ((A, A, A, L), 3, False),
+        ((A, A, P, P), 3, False),
+    ],
+)
+def test_a_group_is_whole_when_nothing_more_will_come(make_group, make_slots, states, min_group, whole) -> None:
+    """Rewards that compare a group's members wait for that; with min_group nobody waits for slots that nobody works on."""
+    assert is_whole(make_group(size=4), make_slots(*states), min_group=min_group) is whole
 
 
 def test_a_group_dies_when_its_tokens_are_too_old(make_group, make_slots) -> None:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from coordinator.learner import collate
 from coordinator.learner.batch_file import Batch
-from coordinator.wire.job import AlgorithmConfig
 
 
 def with_lengths(made: ModuleType, pairs: list[tuple[int, int]]) -> Batch:
@@ -46,7 +45,7 @@ def test_split_places_every_rollout_once_and_keeps_to_the_budget(
 
 def test_collate_puts_completions_in_one_rectangle(made: ModuleType) -> None:
     batch = with_lengths(made, [(2, 1), (1, 3)])
-    signal = collate.signal_of(batch, AlgorithmConfig(advantage="mean"))
+    signal = collate.signal_of(batch, made.config(advantage="mean"))
     micro = collate.collate(batch, signal, [1, 0])
     assert micro.input_ids.tolist() == [[0, 102, 501, 502, 503], [100, 101, 500, 0, 0]]
     assert micro.attention_mask.tolist() == [[0, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
@@ -54,7 +53,8 @@ def test_collate_puts_completions_in_one_rectangle(made: ModuleType) -> None:
     assert micro.targets.tolist() == [[501, 502, 503], [500, 0, 0]]
     assert micro.sampler.tolist() == [[-1, -2, -3], [0, 0, 0]]
     assert micro.present.tolist() == [[True, True, True], [True, False, False]]
-    assert micro.weights.tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert micro.age.tolist() == [[3, 3, 3], [3, 0, 0]]
+    assert micro.weights.tolist() == [[0.25, 0.25, 0.25], [0.25, 0, 0]]
     assert micro.advantages.tolist() == [0.5, -0.5]
 
 
@@ -67,11 +67,11 @@ def test_who_is_trained_and_what_counts(made: ModuleType) -> None:
         truncated=np.array([0, 0, 1, 0], np.uint8),
         weight=np.array([1, 1, 1, 0], np.float32),
     )
-    masked = collate.signal_of(batch, AlgorithmConfig(truncated="mask"))
-    kept = collate.signal_of(batch, AlgorithmConfig(truncated="keep"))
+    masked = collate.signal_of(batch, made.config(truncated="mask"))
+    kept = collate.signal_of(batch, made.config(truncated="keep"))
     assert masked.weights.tolist() == [1, 0, 0, 0]
     assert masked.trained_tokens == 1
-    assert kept.weights.tolist() == [1, 0, 1, 0]
+    assert kept.weights.tolist() == [0.2, 0, 0.2, 0]
     assert kept.trained_tokens == 1 + 4
     assert masked.advantages.tolist() == [0.5, 0, -0.5, 0]
-    assert masked.weights.dtype == torch.float32
+    assert masked.weights.dtype == torch.float64

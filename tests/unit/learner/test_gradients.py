@@ -16,16 +16,25 @@ from hypothesis import strategies as st
 
 from coordinator.learner import collate, metrics, model, step
 from coordinator.learner.batch_file import Batch
-from coordinator.wire.job import AlgorithmConfig
+from tests.unit.learner import papers
 
 TOLERANCE = 1e-6
 TEMPERATURE = 0.8
+TIGHT = {"clip_low": 0.05, "clip_high": 0.05}
 LOSSES: dict[str, dict[str, Any]] = {
     "dppo": {"loss": "dppo", "drift_penalty": 0.05, "tv_low": 0.005, "tv_high": 0.003, "ratio_cap": 1.3},
     "dppo, group std": {"loss": "dppo", "advantage": "group_std", "tv_low": 0.005, "tv_high": 0.003, "ratio_cap": 1.3},
     "ppo_clip": {"loss": "ppo_clip", "dual_clip": 1.4},
     "ppo_clip, group std, no dual clip": {"loss": "ppo_clip", "dual_clip": None, "advantage": "group_std", "truncated": "keep"},
+    "ppo_clip, kl, constant": {"loss": "ppo_clip", "reference_kl": 0.2, "aggregation": "constant"},
+    "cispo, prompts": {"loss": "cispo", "ratio_cap": 1.2, "aggregation": "prompt_mean", "advantage": "batch_std"},
+    "gspo": {"loss": "gspo", **TIGHT},
+    "gspo, tokens, kl": {"loss": "gspo", **TIGHT, "aggregation": "token_mean", "reference_kl": 0.2},
+    "reinforce, leave one out": {"loss": "reinforce", "ratio_floor": 0.8, "ratio_cap": 1.2, "advantage": "leave_one_out"},
+    "reinforce, sequences": {"loss": "reinforce", "ratio_floor": 0.8, "ratio_cap": 1.2, "aggregation": "sequence_mean"},
+    "decoupled": {"loss": "decoupled", **TIGHT, "ratio_floor": 0.8, "ratio_cap": 1.2},
 }
+CUTS_NO_GRADIENT = ("cispo",)
 
 
 class Case:
@@ -35,6 +44,7 @@ class Case:
         policy = model.load(directory)
         policy.model.double()
         self.learner = step.start(policy, made.config(temperature=TEMPERATURE, **algorithm))
+        _nudge(policy.model)
         plain: Batch = made.batch(seed=5)
         self.batch: Batch = made.batch(
             seed=5,
@@ -45,9 +55,10 @@ class Case:
         )
 
     def _sampler(self, batch: Batch) -> np.ndarray:
-        """Log-probs of the policy, moved by up to a factor of 2, those of rollout 6 by one of 150 in one place."""
+        """Log-probs of the policy, moved by up to a factor of 2 a token and less a rollout; one of rollout 6 by a factor of 150."""
         noise = np.random.default_rng(0).uniform(-0.7, 0.7, len(batch.logprobs))
-        own = np.concatenate([each.detach().numpy() for each in rollout_logprobs(self.learner, batch)])
+        noise += np.repeat([-0.3, 0.3, 0, 0, 0.3, 0, 0, -0.3], batch.lengths)
+        own = np.concatenate([each.detach().numpy() for each in rollout_logprobs(self.learner.policy, batch)])
         moved = np.minimum(own + noise, -1e-3)
         first_of_6 = int(batch.lengths[:6].sum())
         moved[first_of_6] = own[first_of_6] - math.log(150)
@@ -56,75 +67,60 @@ class Case:
     def gradient(self, parts: list[list[int]]) -> list[torch.Tensor]:
         """By the learner's own code, for one way to split the batch."""
         self.learner.optimizer.zero_grad(set_to_none=True)
-        signal = collate.signal_of(self.batch, self.learner.config.algorithm)
+        signal = collate.signal_of(self.batch, self.learner.config)
         tally = metrics.Tally()
         for rows in parts:
-            step.accumulate(self.learner, collate.collate(self.batch, signal, rows), signal.trained_tokens, tally)
+            step.accumulate(self.learner, collate.collate(self.batch, signal, rows), tally)
         self.tally = tally
         return [parameter.grad.clone() for parameter in self.learner.policy.model.parameters()]
 
 
-def rollout_logprobs(learner: step.Learner, batch: Batch) -> list[torch.Tensor]:
+def _nudge(weights: torch.nn.Module) -> None:
+    """Away from version 0, so that a KL to it has a slope."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in weights.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.02)
+
+
+def rollout_logprobs(policy: model.Policy, batch: Batch) -> list[torch.Tensor]:
     """Log-probs of each rollout's completion, one sequence at a time, without padding."""
     found = []
     prompt_at = token_at = 0
     for prompt_length, length in zip(batch.prompt_lengths, batch.lengths, strict=True):
         prompt = batch.prompt_ids[prompt_at : prompt_at + prompt_length].tolist()
         tokens = batch.token_ids[token_at : token_at + length].tolist()
-        logits = learner.policy.model(input_ids=torch.tensor([prompt + tokens])).logits[0] / TEMPERATURE
+        logits = policy.model(input_ids=torch.tensor([prompt + tokens])).logits[0] / TEMPERATURE
         every = torch.log_softmax(logits, dim=-1)
         found.append(torch.stack([every[prompt_length - 1 + place, token] for place, token in enumerate(tokens)]))
         prompt_at, token_at = prompt_at + prompt_length, token_at + length
     return found
 
 
-def reference_advantages(batch: Batch, rule: AlgorithmConfig) -> list[float]:
-    """Reward minus the mean of the group's scored rewards, over their standard deviation if the rule says so."""
-    rewards = [float(each) for each in batch.rewards]
-    found = []
-    for reward, group in zip(rewards, batch.group, strict=True):
-        scored = [other for other, its in zip(rewards, batch.group, strict=True) if its == group and not math.isnan(other)]
-        mean = sum(scored) / len(scored)
-        std = math.sqrt(sum((other - mean) ** 2 for other in scored) / len(scored))
-        scale = std + 1e-4 if rule.advantage == "group_std" else 1.0
-        found.append(0.0 if math.isnan(reward) else (reward - mean) / scale)
-    return found
-
-
-def reference_token(rule: AlgorithmConfig, logprob: torch.Tensor, sampler: float, advantage: float) -> torch.Tensor:
-    """The loss of one token, from the formula of the paper."""
-    ratio = torch.exp(logprob - sampler)
-    if rule.loss == "ppo_clip":
-        clipped = min(max(ratio.item(), 1 - rule.clip_low), 1 + rule.clip_high)
-        objective = ratio * advantage if (ratio * advantage).item() <= clipped * advantage else torch.tensor(clipped * advantage)
-        if rule.dual_clip is not None and advantage < 0 and objective.item() < rule.dual_clip * advantage:
-            objective = torch.tensor(rule.dual_clip * advantage)
-        return -objective
-    moved = math.exp(logprob.item()) - math.exp(sampler)
-    masked = (advantage > 0 and moved > rule.tv_high) or (advantage < 0 and moved < -rule.tv_low)
-    pull = torch.tensor(0.0) if masked else min(ratio.item(), rule.ratio_cap) * advantage * logprob
-    return rule.drift_penalty * (logprob - sampler) ** 2 - pull
-
-
 def reference_gradient(case: Case) -> list[torch.Tensor]:
-    """Loops over rollouts and tokens; nothing is padded, batched or vectorised."""
-    batch, rule, learner = case.batch, case.learner.config.algorithm, case.learner
+    """Loops over rollouts and tokens, by the papers' formulas; nothing is padded, batched or vectorised."""
+    batch, config, learner = case.batch, case.learner.config, case.learner
+    rule = config.algorithm
     learner.optimizer.zero_grad(set_to_none=True)
-    total, count, token_at = torch.tensor(0.0, dtype=torch.float64), 0, 0
-    advantages = reference_advantages(batch, rule)
-    for row, logprobs in enumerate(rollout_logprobs(learner, batch)):
-        samplers = [float(each) for each in batch.logprobs[token_at : token_at + len(logprobs)]]
+    of_reference = rollout_logprobs(learner.reference, batch) if learner.reference is not None else None
+    advantages = papers.advantages(rule.advantage, [float(each) for each in batch.rewards], batch.group.tolist())
+    found, groups, token_at = [], [], 0
+    for row, logprobs in enumerate(rollout_logprobs(learner.policy, batch)):
+        here = slice(token_at, token_at + len(logprobs))
         token_at += len(logprobs)
         cut = rule.truncated == "mask" and batch.truncated[row]
         if math.isnan(batch.rewards[row]) or cut or batch.weight[row] == 0:
             continue
-        count += len(logprobs)
-        ratios = [math.exp(current.item() - sampler) for current, sampler in zip(logprobs, samplers, strict=True)]
-        if not all(1e-4 <= ratio <= 100 for ratio in ratios):
-            continue
-        for logprob, sampler in zip(logprobs, samplers, strict=True):
-            total = total + float(batch.weight[row]) * reference_token(rule, logprob, sampler, advantages[row])
-    (total / count).backward()
+        samplers, ages = [float(each) for each in batch.logprobs[here]], (batch.step - batch.versions[here]).tolist()
+        terms = [0.0 * logprobs[0]] * len(logprobs)
+        if papers.is_sane(logprobs, samplers):
+            terms = papers.LOSSES[rule.loss](rule, logprobs, samplers, ages, advantages[row])
+            if of_reference is not None:
+                places = zip(terms, logprobs, samplers, of_reference[row], strict=True)
+                terms = [term + rule.reference_kl * papers.reference_kl(logp, mu, its.item()) for term, logp, mu, its in places]
+        found.append([float(batch.weight[row]) * term for term in terms])
+        groups.append(int(batch.group[row]))
+    papers.aggregate(rule.aggregation, found, groups, config.sampling.max_new_tokens).backward()
     return [parameter.grad.clone() for parameter in learner.policy.model.parameters()]
 
 
@@ -146,8 +142,11 @@ def expected(case: Case) -> list[torch.Tensor]:
 def test_the_case_takes_every_branch(case: Case) -> None:
     """Else the comparison below proves less than it says."""
     case.gradient([list(range(8))])
-    assert case.tally.low > 0
-    assert case.tally.high > 0
+    if case.learner.config.algorithm.loss in CUTS_NO_GRADIENT:
+        assert case.tally.capped > 0
+    else:
+        assert case.tally.low > 0
+        assert case.tally.high > 0
     assert case.tally.dropped == 1
 
 

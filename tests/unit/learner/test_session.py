@@ -18,6 +18,8 @@ from coordinator.wire.learner_link import (
     Evaluate,
     Evaluated,
     Failed,
+    Log,
+    Logged,
     Ready,
     Snapshot,
     Snapshotted,
@@ -87,7 +89,35 @@ def test_a_whole_life(session: Session, made: ModuleType, tmp_path: Path, start:
     assert again.step == 1
 
 
-@pytest.mark.parametrize("kind", ["train", "snapshot", "checkpoint", "evaluate", "stop", "start"])
+def test_figures_go_to_the_jobs_file_and_the_next_start_knows_how_far(start: Callable[..., Start], tmp_path: Path) -> None:
+    one = Session()
+    one.answer(start(metrics_dir=str(tmp_path / "metrics")))
+    assert one.answer(Log(fence=FENCE, step=0, at=5.0, metrics={"entropy": 1.0})) == Logged(fence=FENCE, step=0)
+    assert one.answer(Stop(fence=FENCE)) is None
+    assert (tmp_path / "metrics" / "metrics.jsonl").read_text() == '{"step": 0, "at": 5.0, "entropy": 1.0}\n'
+    again = Session().answer(start(metrics_dir=str(tmp_path / "metrics")))
+    assert isinstance(again, Ready)
+    assert again.logged == 1
+
+
+def test_the_reference_is_version_0_after_a_resume_too(made: ModuleType, tmp_path: Path, start: Callable[..., Start]) -> None:
+    """Trained from a checkpoint, the KL is that of a learner which never stopped; at version 0 it was 0."""
+    settings = made.config(reference_kl=0.5, learning_rate=0.05, truncated="keep")
+    one = Session()
+    one.answer(start(config=settings))
+    found = [one.answer(train(made, tmp_path, step)) for step in range(2)]
+    one.answer(Checkpoint(fence=FENCE, directory=str(tmp_path / "c"), ledger_step=2))
+    found.append(one.answer(train(made, tmp_path, 2)))
+    resumed = Session()
+    resumed.answer(start(config=settings, checkpoint_dir=str(tmp_path / "c")))
+    again = resumed.answer(train(made, tmp_path, 2))
+    values = [answer.metrics["reference_kl/all/mean"] for answer in (*found, again) if isinstance(answer, Trained)]
+    assert values[0] == 0.0
+    assert values[1] > 0.0
+    assert values[3] == values[2] > 0.0
+
+
+@pytest.mark.parametrize("kind", ["train", "snapshot", "checkpoint", "evaluate", "log", "stop", "start"])
 def test_another_fence_is_refused_whatever_it_asks(
     session: Session, made: ModuleType, tmp_path: Path, start: Callable[..., Start], kind: str
 ) -> None:
@@ -96,6 +126,7 @@ def test_another_fence_is_refused_whatever_it_asks(
         "snapshot": Snapshot(fence=8, directory=str(tmp_path / "v"), canary_ids=()),
         "checkpoint": Checkpoint(fence=8, directory=str(tmp_path / "c"), ledger_step=0),
         "evaluate": EVALUATE.model_copy(update={"fence": 8}),
+        "log": Log(fence=8, step=0, at=0.0, metrics={}),
         "stop": Stop(fence=8),
         "start": start(fence=8),
     }

@@ -13,6 +13,7 @@ import torch
 
 from coordinator.learner import metrics, model, step
 from coordinator.learner.batch_file import Batch
+from coordinator.wire.job import LOSS_FIELDS
 
 
 def learner(made: ModuleType, tiny: Path, **algorithm: Any) -> step.Learner:
@@ -33,7 +34,7 @@ def own(one: step.Learner, batch: Batch) -> Batch:
 
     from coordinator.learner import collate
 
-    signal = collate.signal_of(batch, one.config.algorithm)
+    signal = collate.signal_of(batch, one.config)
     values = []
     for row in range(batch.rollouts):
         micro = collate.collate(batch, signal, [row])
@@ -51,7 +52,7 @@ def test_on_policy_data_gives_ratio_one(made: ModuleType, tiny: Path) -> None:
     assert one.step == 1
 
 
-@pytest.mark.parametrize("loss", ["dppo", "ppo_clip"])
+@pytest.mark.parametrize("loss", LOSS_FIELDS)
 def test_a_step_makes_rewarded_completions_more_likely(made: ModuleType, tiny: Path, loss: str) -> None:
     one = learner(made, tiny, loss=loss)
     batch = own(one, made.batch())

@@ -42,6 +42,12 @@ def test_what_is_not_known_is_not_a_figure() -> None:
     assert "weights     none loaded; newest none offered now" in shown()
 
 
+def test_a_refused_price_is_told() -> None:
+    """Beside the one in force."""
+    assert not [line for line in shown() if line.startswith("price")]
+    assert "price       too much" in shown(price_refused="too much")
+
+
 def test_the_way_of_control_messages_is_told() -> None:
     """And what neighbours say, if they say anything."""
     assert not [line for line in shown() if line.startswith("control")]
@@ -72,6 +78,30 @@ def test_equal_notes_and_refusals_are_told_once() -> None:
     told = shown(notes=notes, account={**account, "refusals": [refusal, refusal]})
     assert [line for line in told if "no route" in line] == ["  5 s ago  unreachable: no route (fault: network)"]
     assert "  refused     2 times lease_closed: cancelled (fault: job, paid)" in told
+
+
+def test_each_quote_says_how_its_pay_is_reckoned() -> None:
+    """Tokens at a rate and waiting by the hour, or all active time while no rate was measured."""
+    account = {"earned_uusd": 1_260_000, "active_s": 7200.0, "accepted_rollouts": 2, "accepted_tokens": 3, "refused_rollouts": 0}
+    by_rate = {
+        "job_id": "j",
+        "tokens": 3_000_000,
+        "paid_ms": 1_800_000,
+        "uusd_per_million_tokens": 400_000,
+        "uusd_per_idle_hour": 350_000,
+        "owed_uusd": 1_375_000,
+        "posted_uusd": 1_260_000,
+        "ended_at": None,
+        "ended_because": "",
+    }
+    by_time = {**by_rate, "uusd_per_million_tokens": None, "ended_at": 5.0, "ended_because": "its rate was measured"}
+    told = shown(account={**account, "quotes": [by_rate, by_time], "refusals": []})
+    assert (
+        "  quote       job j: 3000000 tokens and 0.50 h at 0.4000 USD a million tokens, waiting 0.3500 USD/h = 1.3750 USD, "
+        "1.2600 USD in the ledger"
+    ) in told
+    (line,) = [line for line in told if "its rate was measured" in line]
+    assert "0.50 h at active time 0.3500 USD/h" in line
 
 
 def test_install_service_refuses_options_that_join_does_not_have(tmp_path: Path) -> None:

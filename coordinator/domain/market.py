@@ -1,0 +1,431 @@
+"""Which workers are active for which job, decided again whenever something that matters changed (DESIGN 4.9, 5).
+
+Three kinds of workers are active: those that ask for no money; those whose rate is to be measured (by the hour, for a short while);
+and, of all others, the cheapest set that brings what is missing to the job's required rate times its headroom (`pricing.sharing`).
+Until the learner's own time is measured, everyone that the budget allows is active. Who is not active is told why.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from coordinator.domain.capacity import Assessment, assess, fleet_kappa, pause_s
+from coordinator.domain.capacity_inputs import CapacityInputs, Estimate, JobShape, Lengths, Loading, Transfer, WorkerCapacity
+from coordinator.domain.model import Job, QuoteRow
+from p2p.domain.fluid import fluid_bound
+from pricing.activation import Habits
+from pricing.cost import HOUR_S, Terms, all_in
+from pricing.decision import Activation
+from pricing.money import usd_to_uusd, uusd_to_usd
+from pricing.offers import BYTES_PER_MBIT, TRUST, Offer, Trust
+from pricing.pool import Broadcast, Held, Limits, Need, Required
+from pricing.sharing import Claim, shared
+from pricing.throughput import Throughput
+
+LEAST_MADE = 16.0  # completions, and
+LEAST_SEEN_S = 2.0  # seconds of full work, that make a rate a measured one
+TRIAL_S = 120.0  # after which a worker that got too little work to be measured is judged by its own word
+LEAST_HOURS = 1e-3  # a job near its end still has a horizon
+LEAST_SHARE = 0.05  # of the time in which a worker generates: pauses longer than the time between publications ask for all there is
+USUAL_MBPS = 100.0  # of a link that was not measured
+HOLD_S = (
+    30.0  # after a worker became active a set is changed only if it falls short, or much can be saved: rates are still settling
+)
+HABITS = Habits()
+CALM = Habits(margin=0.25, surplus=1.0)
+Pauses = Sequence[tuple[float, float]]
+"""Rate, and seconds, of each worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A job, measured over its newest steps, versions and completions. Seconds, bytes, tokens.
+
+    Attributes:
+        train_s: one step; None until enough steps were taken.
+        bcast_p95_s: from publication until the version is served, 95th percentile.
+        grade_s: from a completion's arrival to its reward.
+        no_signal: share of groups that are replaced because their rewards are all alike.
+        lengths: tokens of completions.
+        refresh_bytes, start_bytes: of a new version for who holds the one before, and for who holds nothing.
+        seeder_up: bytes a second that the coordinator serves weights with; 0: not limited.
+    """
+
+    train_s: float | None = None
+    bcast_p95_s: float = 0.0
+    grade_s: float = 0.0
+    no_signal: float = 0.0
+    lengths: tuple[int, ...] = ()
+    refresh_bytes: float = 0.0
+    start_bytes: float = 0.0
+    seeder_up: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bidder:
+    """A worker that may serve the job, as the market sees it.
+
+    Attributes:
+        rate: completions per second with all slots busy.
+        tokens_per_s: accepted, in time with work, as it was loaded; 0: not known.
+        up_mbps, down_mbps: None where not measured.
+        bcast_s, apply_s: means, from publication to serving, and standing still for it.
+        tried_at: when it was first quoted in this session; None: never.
+        quote: the open one.
+        is_ready: it may be active now.
+        barred: why it may not.
+    """
+
+    worker_id: str
+    name: str
+    owner: str
+    uusd_per_hour: int
+    slots: int
+    rate: Throughput
+    admitted: Estimate
+    reliability: float
+    session_epoch: int = 1
+    tokens_per_s: float = 0.0
+    bcast_s: float = 0.0
+    apply_s: float = 0.0
+    up_mbps: float | None = None
+    down_mbps: float | None = None
+    trust: Trust = "any"
+    tried_at: float | None = None
+    quote: QuoteRow | None = None
+    is_ready: bool = True
+    barred: str = "it has no version yet that can serve the next step"
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether its rate rests on its work."""
+        return self.rate.done >= LEAST_MADE and self.rate.seconds >= LEAST_SEEN_S
+
+    def planned_rate(self, now: float) -> float:
+        """Admitted completions per second to count on.
+
+        The best guess where it was measured (the job's headroom is for its error), one standard deviation less where it is claimed.
+        """
+        return self.rate.surely(now, 0.0 if self.is_measured else 1.0) * self.admitted.value
+
+    def is_on_trial(self, now: float) -> bool:
+        """Whether it is active to be measured."""
+        return not self.is_measured and (self.tried_at is None or now - self.tried_at < TRIAL_S)
+
+
+@dataclass(frozen=True, slots=True)
+class JobMarket:
+    """One running job and those who would work for it."""
+
+    job: Job
+    figures: Figures
+    bidders: tuple[Bidder, ...]
+    spent_uusd: int = 0
+    changed_at: float | None = None  # when a worker became active last
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was decided for one job.
+
+    Attributes:
+        active: why, by worker.
+        timed: those of them that are paid by the hour: no rate of theirs is known.
+        standby: why not, by worker.
+        required, offered: completions per second; None before the learner's time is measured.
+        usd_per_hour: asked by all active workers.
+        reason: the decision in words.
+    """
+
+    active: Mapping[str, str]
+    timed: frozenset[str]
+    standby: Mapping[str, str]
+    required: float | None
+    offered: float
+    usd_per_hour: float
+    reason: str
+    activation: Activation | None = None
+    assessment: Assessment | None = None
+    inputs: CapacityInputs | None = field(default=None, repr=False)
+
+
+def decide(markets: Sequence[JobMarket], now: float) -> dict[str, Verdict]:
+    """Each job's verdict, by job id. A worker that asks for money is active for one job at most."""
+    chosen = _chosen([market for market in markets if _is_priced(market)], now)
+    taken: set[str] = set()
+    verdicts: dict[str, Verdict] = {}
+    for market in sorted(markets, key=lambda market: (-market.job.config.workers.weight, market.job.id)):
+        job_id = market.job.id
+        elsewhere = taken | {pick.offer_id for other, activation in chosen.items() if other != job_id for pick in activation.picked}
+        open_ = replace(market, bidders=tuple(bidder for bidder in market.bidders if bidder.worker_id not in elsewhere))
+        verdict = _priced(open_, chosen[job_id], now) if job_id in chosen else _everyone(open_, now)
+        taken |= {one for one in verdict.active if _price(market, one)}
+        busy = {one.worker_id: "standby: it works for another job" for one in market.bidders if one.worker_id in elsewhere}
+        verdicts[job_id] = replace(verdict, standby={**verdict.standby, **busy})
+    return verdicts
+
+
+def _is_priced(market: JobMarket) -> bool:
+    """Whether there is a choice to be made: the learner's time is known, and the job wants the cheapest set."""
+    return market.job.config.workers.activation == "market" and market.figures.train_s is not None
+
+
+def _price(market: JobMarket, worker_id: str) -> int:
+    return next(one.uusd_per_hour for one in market.bidders if one.worker_id == worker_id)
+
+
+# --- until it can be chosen
+
+
+def _everyone(market: JobMarket, now: float) -> Verdict:
+    """All that are ready, the cheapest first, as far as the budget goes."""
+    why = (
+        "workers.activation is all"
+        if market.job.config.workers.activation == "all"
+        else "the learner's time is not measured yet: everyone is active until the first steps are done"
+    )
+    active, standby = _affordable([one for one in market.bidders if one.is_ready], limits_of(market, now), why, room=None)
+    return _verdict(market, active, standby, why, now)
+
+
+def _affordable(bidders: Sequence[Bidder], limits: Limits, why: str, *, room: int | None) -> tuple[dict[str, str], dict[str, str]]:
+    """Who can be paid by the hour, and why the others cannot. `room`: micro-USD an hour; None: all that the limits leave."""
+    left = limits.uusd_per_hour if room is None else room
+    if limits.uusd is not None:
+        trial = int(limits.uusd * HOUR_S / TRIAL_S)  # no more an hour than what is left lasts for one trial
+        left = trial if left is None else min(left, trial)
+    active: dict[str, str] = {}
+    standby: dict[str, str] = {}
+    for one in sorted(bidders, key=lambda one: (one.uusd_per_hour, one.quote is None, one.worker_id)):
+        if left is not None and one.uusd_per_hour > left:
+            standby[one.worker_id] = (
+                f"standby: its price of {_usd(one.uusd_per_hour)} USD/h does not fit into the budget,"
+                f" of which {_usd(max(left, 0))} USD/h are free"
+            )
+            continue
+        if left is not None:
+            left -= one.uusd_per_hour
+        active[one.worker_id] = why
+    return active, standby
+
+
+# --- the cheapest set
+
+
+def _chosen(markets: Sequence[JobMarket], now: float) -> dict[str, Activation]:
+    """The market's choice for each job, among the workers that ask for money and are no trial."""
+    offers: dict[str, Offer] = {}
+    claims = []
+    for market in markets:
+        bidding = [one for one in market.bidders if _bids(one, now)]
+        offers.update({one.worker_id: offer_of(one, now) for one in bidding})
+        terms = terms_of(market, now)
+        held = tuple(Held(one.worker_id, 1, uusd_per_hour=one.quote.uusd_per_idle_hour) for one in bidding if one.quote is not None)
+        claims.append(
+            Claim(
+                market.job.id,
+                need_of(market, now),
+                terms,
+                weight=market.job.config.workers.weight,
+                limits=limits_of(market, now),
+                held=held,
+                usable=frozenset(one.worker_id for one in bidding),
+                habits=CALM if market.changed_at is not None and now - market.changed_at < HOLD_S else HABITS,
+            )
+        )
+    return shared(list(offers.values()), claims, now=now)
+
+
+def _bids(one: Bidder, now: float) -> bool:
+    return one.is_ready and one.uusd_per_hour > 0 and not one.is_on_trial(now)
+
+
+def _priced(market: JobMarket, activation: Activation, now: float) -> Verdict:
+    """The chosen, the free and the tried; and why the others wait."""
+    ready = [one for one in market.bidders if one.is_ready]
+    picked = {pick.offer_id: f"active: {pick.reason}" for pick in activation.picked}
+    active = {one.worker_id: picked[one.worker_id] for one in ready if one.worker_id in picked}
+    active |= {one.worker_id: "asks for no money" for one in ready if one.uusd_per_hour == 0}
+    limits = limits_of(market, now)
+    room = None if limits.uusd_per_hour is None else limits.uusd_per_hour - activation.uusd_per_hour
+    trials = [one for one in ready if one.uusd_per_hour > 0 and one.is_on_trial(now)]
+    tried, unaffordable = _affordable(trials, limits, "its rate is being measured", room=room)
+    standby = {**_unpicked(market, activation, now), **unaffordable}
+    verdict = _verdict(market, {**active, **tried}, standby, activation.reason, now)
+    return replace(verdict, activation=activation)
+
+
+def _unpicked(market: JobMarket, activation: Activation, now: float) -> dict[str, str]:
+    """Why each that bids and was not picked waits, with its place in the market."""
+    terms = terms_of(market, now)
+    picked = {pick.offer_id for pick in activation.picked}
+    worth = {one.worker_id: all_in(offer_of(one, now), terms).per_thousand() for one in market.bidders if _bids(one, now)}
+    places = {worker: place + 1 for place, worker in enumerate(sorted(worth, key=lambda one: (worth[one], one)))}
+    found = {}
+    for worker, usd in worth.items():
+        if worker in picked:
+            continue
+        if worker in activation.refused:
+            found[worker] = f"standby: {activation.refused[worker]}"
+            continue
+        others = "1 other worker keeps" if len(picked) == 1 else f"{len(picked)} others keep"
+        why = activation.infeasible_because or f"{others} the learner busy for less"
+        found[worker] = (
+            f"standby: {why}; your all-in price is {usd:.4f} USD per 1,000 completions, place {places[worker]} of {len(worth)}"
+        )
+    return found
+
+
+def _verdict(market: JobMarket, active: Mapping[str, str], standby: Mapping[str, str], reason: str, now: float) -> Verdict:
+    serving = [one for one in market.bidders if one.worker_id in active]
+    waiting = {one.worker_id: f"standby: {one.barred}" for one in market.bidders if not one.is_ready}
+    inputs = inputs_of(market, serving, now)
+    return Verdict(
+        active=active,
+        timed=frozenset(one.worker_id for one in serving if not one.is_measured),
+        standby={**standby, **waiting},
+        required=None if market.figures.train_s is None else required_of(market, now)(market.figures.bcast_p95_s),
+        offered=sum(one.rate.rate(now) * one.admitted.value for one in serving),
+        usd_per_hour=uusd_to_usd(sum(one.uusd_per_hour for one in serving)),
+        reason=reason,
+        assessment=None if inputs is None else assess(inputs),
+        inputs=inputs,
+    )
+
+
+# --- what the decision is made from
+
+
+def offer_of(one: Bidder, now: float) -> Offer:
+    """The bid as an offer; its rate counts what is admitted."""
+    return Offer(
+        id=one.worker_id,
+        uusd_per_hour=one.uusd_per_hour,
+        completions_per_second=one.planned_rate(now),
+        up_mbps=one.up_mbps or USUAL_MBPS,
+        down_mbps=one.down_mbps or USUAL_MBPS,
+        reliability=one.reliability,
+        owner=one.owner,
+        trust=one.trust,
+    )
+
+
+def limits_of(market: JobMarket, now: float) -> Limits:
+    """What is left of the job's budget."""
+    budget, workers = market.job.config.budget, market.job.config.workers
+    left = None if budget.usd is None else max(usd_to_uusd(budget.usd) - market.spent_uusd, 0)
+    hours = None if budget.deadline_hours is None else budget.deadline_hours - (now - market.job.created_at) / HOUR_S
+    per_hour = None if budget.usd_per_hour is None else usd_to_uusd(budget.usd_per_hour)
+    assert workers.trust in TRUST
+    return Limits(uusd=left, uusd_per_hour=per_hour, deadline_hours=hours, trust=workers.trust)
+
+
+def terms_of(market: JobMarket, now: float) -> Terms:
+    """What the job asks of whichever worker."""
+    job, figures = market.job, market.figures
+    train_s = figures.train_s or 0.0
+    left = max(job.config.budget.steps - job.committed_steps, 0) * train_s / HOUR_S
+    refresh_s = kappa_of(market, figures.bcast_p95_s, pauses_of(market, now)) * train_s
+    return Terms(
+        horizon_hours=max(left, LEAST_HOURS),
+        refresh_s=refresh_s if refresh_s > 0 else math.inf,
+        refresh_bytes=figures.refresh_bytes,
+        start_bytes=figures.start_bytes,
+    )
+
+
+def pauses_of(market: JobMarket, now: float) -> Pauses:
+    """Rate, and seconds lost at a publication, of each who would work."""
+    inputs = inputs_of(market, market.bidders, now)
+    return () if inputs is None else tuple((worker.rate, pause_s(worker, inputs)) for worker in inputs.workers)
+
+
+def kappa_of(market: JobMarket, bcast_s: float, pauses: Pauses) -> int:
+    """Updates between two publications, if a broadcast takes so long."""
+    staleness = market.job.config.staleness
+    return fleet_kappa(staleness.publish_every, staleness.max, market.figures.train_s, bcast_s, pauses)
+
+
+def required_of(market: JobMarket, now: float) -> Required:
+    """The capacity rule: completions per second, as a function of the broadcast's seconds (which move kappa, and so the pauses)."""
+    shape, train_s, pauses = shape_of(market), market.figures.train_s, pauses_of(market, now)
+    assert train_s is not None
+    rate = math.fsum(rate for rate, _ in pauses)
+    pause = math.fsum(rate * seconds for rate, seconds in pauses) / rate if pauses else 0.0
+
+    def required(bcast_s: float) -> float:
+        share = 1 - pause / (kappa_of(market, bcast_s, pauses) * train_s)
+        return shape.generated_per_step / train_s / max(share, LEAST_SHARE)
+
+    return required
+
+
+def need_of(market: JobMarket, now: float) -> Need:
+    """The rate that is still missing when those who ask for no money, and those on trial, do not count."""
+    free = math.fsum(one.planned_rate(now) for one in market.bidders if one.is_ready and one.uusd_per_hour == 0)
+    headroom = market.job.config.workers.headroom
+    whole = required_of(market, now)
+    return Need(lambda bcast_s: max(whole(bcast_s) - free / headroom, 0.0), headroom, broadcast_of(market))
+
+
+def broadcast_of(market: JobMarket) -> Broadcast:
+    """Seconds of a broadcast to a set: as measured, and for another set scaled as the fluid bound of its links is."""
+    figures = market.figures
+    serving = [one for one in market.bidders if one.quote is not None] or list(market.bidders)
+    nbytes, seeder = figures.refresh_bytes, figures.seeder_up or math.inf
+    if not nbytes or not all(one.up_mbps and one.down_mbps for one in serving):
+        return lambda _ups, _downs: figures.bcast_p95_s
+    ups = [(one.up_mbps or 0.0) * BYTES_PER_MBIT for one in serving]
+    downs = [(one.down_mbps or 0.0) * BYTES_PER_MBIT for one in serving]
+    now_s = fluid_bound(nbytes, seeder, ups, downs)
+    return lambda ups, downs: figures.bcast_p95_s * fluid_bound(nbytes, seeder, ups, downs) / now_s
+
+
+def shape_of(market: JobMarket) -> JobShape:
+    """What the job asks for."""
+    config = market.job.config
+    return JobShape(
+        group_size=config.algorithm.group_size,
+        groups_per_step=config.algorithm.groups_per_step,
+        bound=config.staleness.max,
+        publish_every=config.staleness.publish_every,
+        no_signal=market.figures.no_signal,
+    )
+
+
+def inputs_of(market: JobMarket, workers: Sequence[Bidder], now: float) -> CapacityInputs | None:
+    """The capacity model's inputs with these workers; None until the learner, some completions and some worker are measured."""
+    figures = market.figures
+    able = [one for one in workers if one.rate.rate(now) > 0]
+    if figures.train_s is None or not able or sum(figures.lengths) <= 0:
+        return None
+    loading = Loading.ABORT if market.job.config.staleness.on_update == "abort" else Loading.KEEP
+    nbytes, seeder = figures.refresh_bytes, figures.seeder_up
+    return CapacityInputs(
+        job=shape_of(market),
+        train_s=figures.train_s,
+        bcast_p95_s=figures.bcast_p95_s,
+        grade_s=figures.grade_s,
+        lengths=Lengths.measured(figures.lengths),
+        workers=tuple(
+            WorkerCapacity(
+                id=one.name,
+                slots=one.slots,
+                generating=Estimate(one.rate.rate(now), one.rate.deviation(now)),
+                admitted=one.admitted,
+                bcast_s=max(one.bcast_s, one.apply_s),
+                apply_s=one.apply_s,
+                loading=loading,
+                up_mbps=one.up_mbps,
+                down_mbps=one.down_mbps,
+            )
+            for one in able
+        ),
+        transfer=Transfer(nbytes, seeder / BYTES_PER_MBIT) if nbytes > 0 and seeder > 0 else None,
+    )
+
+
+def _usd(uusd: int) -> str:
+    return f"{uusd_to_usd(uusd):.4f}"

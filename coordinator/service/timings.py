@@ -1,0 +1,93 @@
+"""What a job's newest steps, versions and completions took, from rows: kappa, the market and the panel read the same figures."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from coordinator.domain.capacity import fleet_kappa
+from coordinator.domain.market_rates import percentile
+from coordinator.domain.model import Batch, BatchState, Holding, Job, Publication, Rollout
+from coordinator.service.ports import Reader
+
+RECENT = 20  # steps and versions looked back on
+HOLDINGS = 200
+COMPLETIONS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds. By worker: means over the versions that it confirmed.
+
+    Attributes:
+        batches: the newest committed, newest first.
+        bcast_p95_s: from publication to confirmation by workers that held an older version; 0: none was confirmed yet.
+        down: bytes a second while fetching.
+    """
+
+    batches: tuple[Batch, ...] = ()
+    bcast_p95_s: float = 0.0
+    bcast_s: Mapping[str, float] = field(default_factory=dict)
+    apply_s: Mapping[str, float] = field(default_factory=dict)
+    down: Mapping[str, float] = field(default_factory=dict)
+
+    def train_s(self, *, least: int = 1) -> float | None:
+        """Mean time of a training step; None until there are so many. The very first one is left out where there are others."""
+        taken = [batch.train_s for batch in self.batches if batch.step > 0 or len(self.batches) == 1]
+        return fmean(taken) if len(self.batches) >= least and sum(taken) > 0 else None
+
+    def idle(self) -> float | None:
+        """Share of the learner's time that went into waiting; None before the second step."""
+        taken = [batch for batch in self.batches if batch.step > 0]
+        waited, trained = sum(batch.waited_s for batch in taken), sum(batch.train_s for batch in taken)
+        return waited / (waited + trained) if waited + trained > 0 else None
+
+
+async def read_timings(reader: Reader, job: Job) -> Timings:
+    """From the newest rows."""
+    batches = await reader.select(Batch, job_id=job.id, state=BatchState.COMMITTED, order_by="-step", limit=RECENT)
+    public = {
+        (p.version, p.digest): p.published_at
+        for p in await reader.select(Publication, job_id=job.id, order_by="-version", limit=RECENT)
+    }
+    held = _refreshed(await reader.select(Holding, job_id=job.id, order_by="-confirmed_at", limit=HOLDINGS))
+    delays = [(one, one.confirmed_at - public[one.version, one.digest]) for one in held if (one.version, one.digest) in public]
+    return Timings(
+        tuple(batches),
+        bcast_p95_s=percentile([seconds for _, seconds in delays], 0.95),
+        bcast_s=_means([(one.worker_id, seconds) for one, seconds in delays]),
+        apply_s=_means([(one.worker_id, one.apply_s) for one in held]),
+        down=_means(
+            [(one.worker_id, one.fetched_bytes / one.fetch_s) for one in held if one.fetch_s > 0 and one.fetched_bytes > 0]
+        ),
+    )
+
+
+def _refreshed(held: Sequence[Holding]) -> list[Holding]:
+    """Without each worker's oldest, newest first: what a worker begins with is loaded whole, and long after it was published."""
+    oldest = {one.worker_id: one for one in held}
+    return [one for one in held if oldest[one.worker_id] is not one]
+
+
+def _means(pairs: Sequence[tuple[str, float]]) -> dict[str, float]:
+    by_worker: dict[str, list[float]] = defaultdict(list)
+    for worker, value in pairs:
+        by_worker[worker].append(value)
+    return {worker: fmean(values) for worker, values in by_worker.items()}
+
+
+async def measured_kappa(reader: Reader, job: Job) -> int:
+    """Kappa of DESIGN 5 as measured; a worker that gives up what runs pauses for that, too."""
+    timings = await read_timings(reader, job)
+    given_up_s = await _given_up_s(reader, job) if job.config.staleness.on_update == "abort" else 0.0
+    pauses = [(1.0, apply_s + given_up_s) for apply_s in timings.apply_s.values()]
+    return fleet_kappa(job.config.staleness.publish_every, job.config.staleness.max, timings.train_s(), timings.bcast_p95_s, pauses)
+
+
+async def _given_up_s(reader: Reader, job: Job) -> float:
+    """Mean age of a completion that a publication interrupts: (1 + cv^2) / 2 mean durations."""
+    newest = await reader.select(Rollout, job_id=job.id, accepted_at__gt=0.0, order_by="-accepted_at", limit=COMPLETIONS)
+    total = sum(one.generate_s for one in newest)
+    return sum(one.generate_s**2 for one in newest) / (2 * total) if total > 0 else 0.0

@@ -1,0 +1,204 @@
+"""The market on rows: whoever is active holds an open quote, the cheapest that suffice are, and each change has its reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from coordinator.domain.model import Event, Job, JobState, QuoteRow, Refusal, Worker, WorkerSession, WorkerState
+from coordinator.service.market import Market
+from coordinator.service.market_board import UNDECIDED
+
+JOB = "j1"
+
+
+async def test_everyone_is_quoted_by_time_until_the_learner_is_measured(scene: Any) -> None:
+    await scene.job()
+    await scene.worker("a", 0.2)
+    await scene.worker("b", 9.0)
+    await scene.worker("new", 0.1, state=WorkerState.STANDBY)
+    assert scene.why_not("a") == UNDECIDED
+    quotes = await scene.look()
+    assert set(quotes) == {"a", "b"}
+    assert all(quote.uusd_per_million_tokens is None for quote in quotes.values())
+    assert (quotes["a"].uusd_per_idle_hour, quotes["a"].role) == (200_000, "active")
+    assert "no version yet" in scene.why_not("new")
+    told = await scene.rows(Event, job_id=JOB, kind="worker_activated")
+    assert {event.data["worker"] for event in told} == {"a", "b"}
+
+
+async def test_then_the_cheapest_that_suffice_stay(scene: Any) -> None:
+    """8 a second are needed. a and b bring 5 + 4; c alone would bring 9 for more."""
+    await scene.job()
+    for name, usd in (("a", 0.2), ("b", 0.3), ("c", 0.9)):
+        await scene.worker(name, usd)
+    assert set(await scene.look()) == {"a", "b", "c"}
+    await scene.steps(6)
+    for name, rate in (("a", 5.0), ("b", 4.0), ("c", 9.0)):
+        await scene.work(name, rate)
+    quotes = await scene.look(1.0)
+    assert set(quotes) == {"a", "b", "c"}  # looked at a moment ago: rates are read again after DECIDE_S
+    quotes = await scene.look(5.0)
+    assert set(quotes) == {"a", "b"}
+    assert "place 3 of 3" in scene.why_not("c")
+    # 0.2 USD an hour at 5 completions of 20 tokens a second: 0.2 / 3600 / 100 * 1e6 USD per million.
+    assert quotes["a"].uusd_per_million_tokens == pytest.approx(0.2 / 3600 / 100 * 1e12, rel=0.02)
+    assert await scene.metric("market/required_rate") == pytest.approx(8.0)
+    assert await scene.metric("market/offered_rate") == pytest.approx(9.0, rel=0.1)
+    assert await scene.metric("market/active") == 2
+    assert await scene.metric("market/usd_per_hour") == pytest.approx(0.5)
+    assert await scene.metric("market/measured_idle") == pytest.approx(0.1 / 2.1)
+    assert await scene.metric("market/predicted_idle") < 0.05
+    (gone,) = await scene.rows(Event, job_id=JOB, kind="worker_deactivated")
+    assert (gone.data["worker"], "your all-in price is" in gone.data["reason"]) == ("c", True)
+
+
+async def chosen(scene: Any) -> None:
+    """a and b are active, c waits."""
+    await scene.job()
+    for name, usd in (("a", 0.2), ("b", 0.3), ("c", 0.9)):
+        await scene.worker(name, usd)
+    await scene.look()
+    await scene.steps(6)
+    for name, rate in (("a", 5.0), ("b", 4.0), ("c", 9.0)):
+        await scene.work(name, rate)
+    assert set(await scene.look()) == {"a", "b"}
+
+
+async def test_who_is_lost_is_replaced_and_its_quote_ends_with_its_session(scene: Any) -> None:
+    await chosen(scene)
+    row, session = await scene.get(Worker, "b"), await scene.get(WorkerSession, "b", 1)
+    lost_at = scene.clock.time + 1
+    await scene.put(replace(row, state=WorkerState.GONE, reason="lost: not heard for 7 s"), replace(session, ended_at=lost_at))
+    assert "c" in await scene.look(3.0)  # a change is looked at at once
+    (quote,) = [one for one in await scene.rows(QuoteRow, worker_id="b") if "gone" in one.ended_because]
+    assert (quote.ended_at, quote.ended_because) == (lost_at, "the worker is gone: lost: not heard for 7 s")
+
+
+async def test_who_raises_its_price_is_dropped(scene: Any) -> None:
+    await chosen(scene)
+    await scene.put(replace(await scene.get(Worker, "a"), price_uusd_per_hour=2_000_000))
+    quotes = await scene.look(1.0)
+    assert set(quotes) == {"c"}
+    assert "your all-in price is" in scene.why_not("a")
+
+
+async def test_who_raises_it_a_little_stays_at_the_new_price_without_a_gap(scene: Any) -> None:
+    await chosen(scene)
+    await scene.put(replace(await scene.get(Worker, "a"), price_uusd_per_hour=210_000))
+    quotes = await scene.look(1.0)
+    assert quotes["a"].uusd_per_idle_hour == 210_000
+    (before,) = [one for one in await scene.rows(QuoteRow, worker_id="a") if "price moved" in one.ended_because]
+    assert before.ended_at == quotes["a"].made_at
+
+
+async def test_quotes_are_renewed_before_they_expire(scene: Any) -> None:
+    await scene.job()
+    await scene.worker("a", 0.2)
+    first = (await scene.look())["a"]
+    second = (await scene.look(55.0))["a"]
+    assert second.made_at == (await scene.get(QuoteRow, first.id)).ended_at < first.expires_at
+    assert second.expires_at > first.expires_at
+
+
+async def test_a_paused_job_has_no_quotes_and_a_resumed_one_has_them_again(scene: Any) -> None:
+    await scene.job()
+    await scene.worker("a", 0.2)
+    await scene.look()
+    job = await scene.get(Job, JOB)
+    paused_at = scene.clock.time + 2
+    await scene.put(replace(job, state=JobState.PAUSED, state_since=paused_at))
+    assert await scene.look(4.0) == {}
+    (quote,) = await scene.rows(QuoteRow)
+    assert (quote.ended_at, quote.ended_because) == (paused_at, "job priced is paused")
+    await scene.put(job)
+    assert set(await scene.look(1.0)) == {"a"}
+
+
+async def test_a_new_session_is_quoted_anew(scene: Any) -> None:
+    await scene.job()
+    await scene.worker("a", 0.2)
+    await scene.look()
+    row, session = await scene.get(Worker, "a"), await scene.get(WorkerSession, "a", 1)
+    again_at = scene.clock.time + 1
+    await scene.put(
+        replace(row, session_epoch=2), replace(session, ended_at=again_at), replace(session, epoch=2, started_at=again_at)
+    )
+    quotes = await scene.look(2.0)
+    assert quotes["a"].session_epoch == 2
+    old = next(one for one in await scene.rows(QuoteRow) if one.session_epoch == 1)
+    assert (old.ended_at, old.ended_because) == (again_at, "its session ended")
+
+
+async def test_free_workers_are_active_and_activation_all_takes_everyone(scene: Any) -> None:
+    await scene.job(workers={"activation": "all"})
+    await scene.worker("free", 0.0)
+    await scene.worker("dear", 5.0)
+    await scene.steps(6)
+    for name in ("free", "dear"):
+        await scene.work(name, 9.0)
+    quotes = await scene.look()
+    assert set(quotes) == {"free", "dear"}
+    assert quotes["free"].uusd_per_idle_hour == 0
+
+
+async def test_the_budget_an_hour_bounds_who_is_tried(scene: Any) -> None:
+    await scene.job(budget={"steps": 100, "usd_per_hour": 0.5})
+    for name, usd in (("a", 0.2), ("b", 0.25), ("c", 0.3)):
+        await scene.worker(name, usd)
+    assert set(await scene.look()) == {"a", "b"}
+    assert "does not fit into the budget" in scene.why_not("c")
+
+
+async def test_who_cannot_be_paid_is_not_quoted_again_at_once(scene: Any) -> None:
+    """The accounts end a quote for which no money is left: the market waits before it tries again, unless the job was resumed."""
+    await scene.job(budget={"steps": 10_000, "usd": 1.0})
+    await scene.worker("a", 0.2)
+    quote = (await scene.look())["a"]
+    ended = replace(quote, ended_at=scene.clock.time, ended_because="budget_used_up: 0.01 USD are lacking")
+    await scene.put(ended)
+    assert await scene.look(5.0) == {}
+    assert scene.why_not("a") == "standby: budget_used_up: 0.01 USD are lacking"
+    assert set(await scene.look(30.0)) == {"a"}
+    for row in await scene.rows(QuoteRow, ended_at=None):
+        await scene.put(replace(row, ended_at=scene.clock.time, ended_because="budget_used_up: again"))
+    assert await scene.look(5.0) == {}
+    await scene.put(replace(await scene.get(Job, JOB), state_since=scene.clock.time))
+    assert set(await scene.look(6.0)) == {"a"}
+
+
+async def test_late_work_lowers_the_share_that_counts(scene: Any) -> None:
+    """Half of what b makes is refused as too late: its rate counts half, and c is needed beside it."""
+    await scene.job()
+    for name, usd in (("b", 0.3), ("c", 0.9)):
+        await scene.worker(name, usd)
+    await scene.look()
+    await scene.steps(6)
+    await scene.work("b", 9.0)
+    await scene.work("c", 9.0)
+    now = scene.clock.time
+    late = [Refusal(f"r{n}", "b", JOB, "l", "g", 0, "lease_expired", "late", "worker", False, 9, now - 1) for n in range(540)]
+    await scene.put(*late)
+    assert "c" in await scene.look()
+
+
+async def test_a_restart_decides_the_same(scene: Any) -> None:
+    await chosen(scene)
+    before = {name: quote.id for name, quote in (await scene.look()).items()}
+    scene.market, scene.deps.market.shown = Market(), {}
+    assert {name: quote.id for name, quote in (await scene.look()).items()} == before
+    assert "place 3 of 3" in scene.why_not("c")
+
+
+async def test_nothing_is_decided_while_nothing_changed(scene: Any) -> None:
+    await scene.job()
+    await scene.worker("a", 0.2)
+    await scene.look()
+    decided = scene.market.decided_at
+    await scene.look(1.0)
+    assert scene.market.decided_at == decided
+    await scene.worker("b", 0.2)
+    await scene.look(1.0)
+    assert scene.market.decided_at == scene.clock.time

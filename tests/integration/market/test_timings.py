@@ -1,0 +1,86 @@
+"""Kappa, the market and the panel read the same figures from rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from coordinator.domain.capacity import chosen_kappa
+from coordinator.domain.market import inputs_of, kappa_of, pauses_of
+from coordinator.domain.model import Batch, BatchState, Holding, Job, Publication, PublicationState, Rollout, RolloutState
+from coordinator.service.market_rows import read_markets
+from coordinator.service.timings import measured_kappa, read_timings
+
+JOB = "j1"
+
+
+async def publish(scene: Any, version: int, at: float) -> None:
+    await scene.put(Publication(JOB, version, f"d{version}", PublicationState.PUBLISHED, "", "", "", (), at))
+
+
+async def confirm(
+    scene: Any, worker: str, version: int, at: float, *, apply_s: float = 0.0, nbytes: int = 0, fetch_s: float = 0.0
+) -> None:
+    await scene.put(Holding(worker, JOB, version, f"d{version}", (), at, nbytes, 0, fetch_s, apply_s))
+
+
+async def test_what_a_worker_begins_with_is_no_broadcast(scene: Any) -> None:
+    """It came an hour late and loaded for a minute; afterwards it follows in 2 s and stands still for 0.1 s."""
+    await scene.job()
+    start = scene.clock.time
+    for version in range(3):
+        await publish(scene, version, start + 10 * version)
+    await confirm(scene, "a", 0, start + 3600, apply_s=60.0)
+    timings = await scene.deps.store.read(lambda r: _timings(r, scene))
+    assert (timings.bcast_p95_s, dict(timings.apply_s)) == (0.0, {})
+    await confirm(scene, "a", 1, start + 3700, apply_s=0.1, nbytes=1_250_000, fetch_s=0.5)
+    await scene.put(replace(await scene.get(Publication, JOB, 1, "d1"), published_at=start + 3698))
+    timings = await scene.deps.store.read(lambda r: _timings(r, scene))
+    assert timings.bcast_p95_s == pytest.approx(2.0)
+    assert timings.apply_s == {"a": pytest.approx(0.1)}
+    assert timings.down == {"a": pytest.approx(2_500_000)}
+
+
+async def _timings(reader: Any, scene: Any) -> Any:
+    return await read_timings(reader, await reader.get(Job, JOB))
+
+
+async def test_the_first_step_is_not_like_the_others(scene: Any) -> None:
+    """It compiles, and waits for workers to join."""
+    await scene.job()
+    now = scene.clock.time
+    for step, (train_s, waited_s) in enumerate(((30.0, 100.0), (2.0, 0.5), (4.0, 1.5))):
+        await scene.put(Batch(JOB, step, BatchState.COMMITTED, (0,), "", "", 4, False, {}, now, waited_s, now, train_s))
+        timings = await scene.deps.store.read(lambda r: _timings(r, scene))
+        if step == 0:
+            assert (timings.train_s(), timings.idle()) == (30.0, None)
+    assert timings.train_s() == 3.0
+    assert timings.train_s(least=4) is None
+    assert timings.idle() == pytest.approx(2.0 / 8.0)
+
+
+@pytest.mark.parametrize("on_update", ["keep", "abort"])
+async def test_there_is_one_kappa(scene: Any, on_update: str) -> None:
+    """The publisher's from rows, the market's, and the capacity model's: for equal workers the same figure. A broadcast of 5 s, steps of 2 s."""
+    await scene.job(staleness={"max": 8, "on_update": on_update})
+    await scene.steps(6)
+    start = scene.clock.time
+    for version in range(2):
+        await publish(scene, version, start)
+    for name in ("a", "b"):
+        await scene.worker(name, 0.1)
+        await scene.work(name, 4.0)
+        await confirm(scene, name, 0, start + 1)
+        await confirm(scene, name, 1, start + 5, apply_s=0.05)
+    rollouts = await scene.rows(Rollout, job_id=JOB, state=RolloutState.SCORED)
+    await scene.put(*(replace(one, generate_s=1.0) for one in rollouts))
+    job = await scene.get(Job, JOB)
+    published = await scene.deps.store.read(lambda r: measured_kappa(r, job))
+    (loaded,) = await scene.deps.store.read(lambda r: read_markets(r, scene.deps, scene.clock.now()))
+    inputs = inputs_of(loaded.market, loaded.market.bidders, scene.clock.now())
+    assert inputs is not None
+    pauses = pauses_of(loaded.market, scene.clock.now())
+    expected = 3 if on_update == "keep" else 6  # half a second given up, and 0.05 s to apply, are 5 % of 11 s
+    assert published == kappa_of(loaded.market, inputs.bcast_p95_s, pauses) == chosen_kappa(inputs) == expected

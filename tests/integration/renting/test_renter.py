@@ -1,0 +1,215 @@
+"""One fault at a time, where what must follow can be said: the coordinator's rows against the stand-in's truth."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from coordinator.domain.model import Invite, Job, JobState
+from pricing.rentals import Rental, RentalState
+from tests.integration.renting.scene import JOB, Scene, feed_of
+from tests.standin.here import sender, standin
+from tests.standin.world import Fates
+
+KINDS = pytest.mark.parametrize("kind", ["vast", "runpod"])
+
+
+async def scene_of(stores, kind, *, fates=None, **changes):
+    rng = Random(3)
+    faults = {name: changes.pop(name) for name in ("share", "only", "create_times") if name in changes}
+    there = standin(kind, rng, fates=fates, **faults)
+    scene = Scene(await stores(), there, feed_of(kind), sender(there), rng, **changes)
+    await scene.open()
+    return scene
+
+
+async def turns(scene, count, times=1, *, apart_s=30.0):
+    for _ in range(times):
+        await scene.turn(count)
+        scene.there.world.advance(apart_s)
+
+
+async def rows(scene):
+    return await scene.store.read(lambda r: r.select(Rental, order_by="requested_at"))
+
+
+@KINDS
+async def test_what_is_wanted_is_rented_and_given_back(stores, kind):
+    scene = await scene_of(stores, kind)
+    await turns(scene, 2, 6)
+    assert [row.state for row in await rows(scene)] == [RentalState.RUNNING] * 2
+    assert len(scene.there.world.rented()) == 2
+    await turns(scene, 1, 8)
+    assert len(scene.there.world.rented()) == 1
+    await scene.end()
+    assert not scene.violations
+    invites = await scene.store.read(lambda r: r.select(Invite))
+    assert all(invite.revoked_at is not None for invite in invites)
+
+
+@KINDS
+async def test_a_create_that_was_carried_out_and_whose_reply_was_lost_is_not_sent_again(stores, kind):
+    scene = await scene_of(stores, kind, share=1.0, create_times=1.0, only=("timeout, carried out",))
+    scene.there.faults.share = 0.0
+    await scene.turn(0)  # a search without faults
+    scene.there.faults.draw = lambda operation, now: "timeout, carried out" if operation == "create" else None
+    await turns(scene, 1, 12)
+    assert scene.there.asked.count("create") == 1
+    assert [row.tries for row in await rows(scene)] == [1]
+    assert len(scene.there.world.rented()) == 1
+
+
+@KINDS
+async def test_a_create_that_was_not_carried_out_is_sent_again_after_it_was_looked_for(stores, kind):
+    scene = await scene_of(stores, kind)
+    lost = iter(["timeout, not carried out"])
+    scene.there.faults.draw = lambda operation, now: next(lost, None) if operation == "create" else None
+    await turns(scene, 1, 12)
+    assert [(row.tries, row.state) for row in await rows(scene)] == [(2, RentalState.RUNNING)]
+    looks = scene.there.asked[scene.there.asked.index("create") :].index("create", 1)
+    assert scene.there.asked[scene.there.asked.index("create") :][:looks].count("list") >= 3
+
+
+async def test_a_bid_that_was_refused_and_left_a_machine_is_destroyed(stores):
+    scene = await scene_of(stores, "vast")
+    refused = iter(["created, then an error"])
+    scene.there.faults.draw = lambda operation, now: next(refused, None) if operation == "create" else None
+    await turns(scene, 1, 10)
+    left, good = scene.there.world.instances
+    assert left.ended is not None
+    assert good.ended is None
+    assert [row.ending.partition(":")[0] for row in await rows(scene)] == ["no_capacity", ""]
+
+
+@KINDS
+async def test_an_outbid_machine_is_destroyed_and_another_one_rented(stores, kind):
+    scene = await scene_of(stores, kind)
+    await turns(scene, 1, 5)
+    first = scene.there.world.instances[0]
+    first.paused_at = scene.there.world.now
+    await turns(scene, 1, 8)
+    assert first.ended is not None
+    assert [one.ended for one in scene.there.world.instances[1:]] == [None]
+    assert scene.there.world.instances[1].machine is not first.machine  # that one failed lately
+
+
+async def test_a_slow_start_is_given_up_after_its_time(stores):
+    scene = await scene_of(stores, "vast", fates=Fates(usual_start_s=1e7))
+    await turns(scene, 1, 30)
+    first = scene.there.world.instances[0]
+    assert first.ended is not None
+    assert 600.0 <= first.ended - first.started <= 700.0
+    assert (await rows(scene))[0].ending.startswith("slow_start: ")
+
+
+async def test_a_machine_that_is_stuck_is_destroyed_again_and_costs_on(stores):
+    scene = await scene_of(stores, "vast", fates=Fates(deaf=1.0))
+    await turns(scene, 1, 5)
+    await turns(scene, 0, 12)
+    (row,) = await rows(scene)
+    assert (row.state, row.destroys) == (RentalState.GONE, 3)
+    assert row.cost_uusd >= scene.there.world.spent() - row.price / 3600
+
+
+async def test_a_machine_with_our_label_that_no_row_knows_is_destroyed_and_counted(stores):
+    scene = await scene_of(stores, "vast")
+    scene.plant_orphan()
+    scene.there.world.advance(600.0)
+    await turns(scene, 0, 8)
+    assert scene.there.world.rented() == []
+    (row,) = await rows(scene)
+    assert row.reason.startswith("orphan: ")
+    assert row.cost_uusd == pytest.approx(scene.there.world.spent(), rel=0.06)  # to the first look that did not show it
+
+
+@KINDS
+async def test_machines_of_others_are_left_alone(stores, kind):
+    """Another deployment's label, and none at all."""
+    scene = await scene_of(stores, kind)
+    world = scene.there.world
+    for label in ("echo2-ffffffffffffffff-1", "my own"):
+        world.rent(world.machines[0], label, {}, 100_000)
+    await turns(scene, 0, 8)
+    assert len(world.rented()) == 2
+    assert await rows(scene) == []
+
+
+async def test_an_empty_account_stops_creates_and_nothing_else(stores):
+    scene = await scene_of(stores, "vast")
+    scene.there.faults.draw = lambda operation, now: "no balance" if operation == "create" else None
+    await turns(scene, 2, 6)
+    assert scene.there.asked.count("create") == 1
+    assert scene.there.asked.count("list") == 6
+
+
+async def test_a_provider_that_asks_for_time_is_given_it(stores):
+    scene = await scene_of(stores, "runpod")
+    scene.there.faults.draw = lambda operation, now: "429 with Retry-After" if operation == "list" else None
+    await turns(scene, 1, 20, apart_s=5.0)
+    assert scene.there.asked.count("list") < 20
+    assert scene.there.asked.count("create") == 0  # nothing is created unseen
+
+
+async def test_without_a_budget_for_stopping_nothing_is_rented(stores):
+    """The cheapest machine costs more in 40 minutes with the margin than is there."""
+    scene = await scene_of(stores, "vast", budget_uusd=50_000)
+    await turns(scene, 1, 3)
+    assert await rows(scene) == []
+    assert scene.there.asked.count("create") == 0
+
+
+async def test_machines_end_when_the_list_cannot_be_seen_and_money_runs_out(stores):
+    scene = await scene_of(stores, "vast")
+    await turns(scene, 1, 5)
+    price = scene.there.world.instances[0].machine.uusd_per_hour
+    scene.budget_uusd = price  # an hour's worth: 40 minutes with the margin are bound, so that some ten are left
+    scene.start()
+    await scene.turn(1)
+    scene.there.faults.draw = lambda operation, now: "500 as text" if operation in ("list", "search") else None
+    await turns(scene, 1, 60)
+    assert scene.there.world.rented() == []
+    assert scene.there.world.spent() <= price
+    assert not scene.violations
+
+
+async def test_a_job_without_a_wish_keeps_its_machines_over_a_restart(stores):
+    """Nobody has said anything yet: the market will."""
+    scene = await scene_of(stores, "vast")
+    await turns(scene, 1, 5)
+    scene.start()
+    await scene.renter.turn()
+    assert len(scene.there.world.rented()) == 1
+    assert (await rows(scene))[0].is_wanted
+
+
+async def test_a_paused_job_gives_its_machines_back_after_a_while(stores):
+    """What pauses for minutes would pay for machines that wait."""
+    scene = await scene_of(stores, "vast")
+    await turns(scene, 1, 5)
+    job = await scene.store.read(lambda r: r.get(Job, JOB))
+    await scene.write(replace(job, state=JobState.PAUSED, state_since=scene.clock.now()))
+    await turns(scene, 1, 8)
+    assert len(scene.there.world.rented()) == 1
+    await turns(scene, 1, 8)
+    assert scene.there.world.rented() == []
+
+
+async def test_a_dearer_machine_is_given_up(stores):
+    scene = await scene_of(stores, "vast", budget_uusd=50_000_000)
+    await turns(scene, 1, 5)
+    one = scene.there.world.instances[0]
+    one.prices.append((scene.there.world.now, one.machine.uusd_per_hour * 2))
+    await turns(scene, 1, 8)
+    assert one.ended is not None
+    assert (await rows(scene))[0].ending.startswith("dearer: ")
+
+
+async def test_a_worker_that_never_joins_costs_no_more_than_its_patience(stores):
+    scene = await scene_of(stores, "vast")
+    scene.rng.random = lambda: 0.0  # nobody joins
+    scene.limits = replace(scene.limits, join_s=120.0)
+    scene.start()
+    await turns(scene, 1, 12)
+    assert (await rows(scene))[0].ending.startswith("no_worker: ")

@@ -1,0 +1,240 @@
+"""Pay over the real protocol: reserved before it is leased, settled once, never beyond the budget (law 7)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinator.domain.model import (
+    Job,
+    JobState,
+    Lease,
+    LeaseState,
+    LedgerAccount,
+    LedgerEntry,
+    Meter,
+    Posting,
+    QuoteRow,
+    Refusal,
+    Rollout,
+    RolloutState,
+    Worker,
+)
+from coordinator.service import accounting
+from coordinator.wire.messages import Account, Leave
+from coordinator.wire.signing import is_receipt, public_hex
+
+CAP, GROUP = 8, 4
+PER_TOKEN = 1_000_000  # uUSD a million tokens: 1 uUSD each, so a slot is at most 8 uUSD
+
+
+@pytest.fixture
+async def job(coordinator: Any, rows: Any) -> Job:
+    """A job with a budget of 100 uUSD."""
+    row = rows.job()
+    row = replace(row, config=row.config.model_copy(update={"budget": row.config.budget.model_copy(update={"usd": 0.0001})}))
+    await coordinator.put(row)
+    return row
+
+
+async def quoted(coordinator: Any, worker: Any, **changes: Any) -> QuoteRow:
+    """The worker's open quote, on these terms; nothing was leased under it yet."""
+    (row,) = await coordinator.rows(QuoteRow, worker_id=worker.id, ended_at=None)
+    terms = {"uusd_per_million_tokens": PER_TOKEN, "uusd_per_idle_hour": 0} | changes
+    row = replace(row, **terms)
+    await coordinator.put(row)
+    return row
+
+
+async def standing(coordinator: Any, account: str) -> int:
+    row = await coordinator.get(LedgerAccount, account)
+    return 0 if row is None else row.uusd
+
+
+async def look(coordinator: Any, *, after_s: float = 11.0) -> None:
+    coordinator.clock.added += after_s
+    await accounting.look(coordinator.deps)
+
+
+async def the_books_hold(coordinator: Any) -> None:
+    """Each entry sums to zero, accounts are their postings, nothing is on the wrong side of zero."""
+    postings = await coordinator.rows(Posting)
+    for entry in await coordinator.rows(LedgerEntry):
+        assert sum(p.uusd for p in postings if p.entry_id == entry.id) == 0
+    for account in await coordinator.rows(LedgerAccount):
+        own = sorted((p for p in postings if p.account == account.id), key=lambda p: p.number)
+        assert [p.number for p in own] == list(range(account.number))
+        assert sum(p.uusd for p in own) == account.uusd == own[-1].balance_uusd
+        assert account.uusd <= 0 if account.kind in ("outside", "debts") else account.uusd >= 0
+
+
+async def test_a_budget_is_never_passed_and_its_end_pauses_the_job(coordinator: Any, stranger: Any, job: Job) -> None:
+    """100 uUSD lease 12 slots of at most 8; each completion comes to 4, so 20 are made, and 20 uUSD buy no further group."""
+    worker = await stranger().ready()
+    quote = await quoted(coordinator, worker)
+    leases = [await worker.lease() for _ in range(2)]
+    assert await standing(coordinator, f"reserved/{quote.id}") == 100
+    for lease in leases:
+        await worker.submit(lease)
+    await worker.submit(await worker.lease())
+    assert "the job's money is reserved for 0 more completions" in (await worker.ask()).reason
+    for made in (12, 16):  # (100 - 48) / 8 = 6 slots, then (100 - 64) / 8 = 4
+        await look(coordinator)
+        assert await standing(coordinator, f"spent/{job.id}") == 4 * made
+        await worker.submit(await worker.lease())
+        assert (await worker.ask()).reason
+    await look(coordinator)
+    row = await coordinator.get(Job, job.id)
+    assert (row.state, "budget.usd" in row.reason) == (JobState.PAUSED, True)
+    ended = await coordinator.get(QuoteRow, quote.id)
+    assert ended.ended_because.startswith("budget_used_up: budget.usd is 0.0001")
+    await look(coordinator)
+    assert await standing(coordinator, f"spent/{job.id}") == await standing(coordinator, f"earned/{quote.id}") == 80
+    assert await standing(coordinator, f"reserved/{quote.id}") == 0
+    assert await standing(coordinator, f"funds/{job.id}") == 20
+    assert (await coordinator.get(Meter, quote.id)).closed_at is not None
+    await the_books_hold(coordinator)
+
+
+@pytest.mark.parametrize("point", ["accounting.measured", "accounting.posted"])
+async def test_a_look_that_dies_is_taken_again_and_posts_nothing_twice(
+    coordinator: Any, stranger: Any, job: Job, point: str
+) -> None:
+    worker = await stranger().ready()
+    quote = await quoted(coordinator, worker)
+    await worker.submit(await worker.lease())
+
+    def die(name: str) -> None:
+        if name == point:
+            raise RuntimeError(name)
+
+    coordinator.on_reach = die
+    with pytest.raises(RuntimeError):
+        await look(coordinator)
+    coordinator.on_reach = lambda _name: None
+    await coordinator.restart()
+    for _ in range(3):
+        await look(coordinator)
+    assert await standing(coordinator, f"earned/{quote.id}") == 16
+    assert len([e for e in await coordinator.rows(LedgerEntry) if e.kind == "settle"]) == 1
+    await the_books_hold(coordinator)
+
+
+async def test_cancelled_work_is_paid_once_and_only_before_its_deadline(coordinator: Any, stranger: Any, job: Job) -> None:
+    """Sent three times, and once after the deadline: 2 completions of 4 tokens are owed for."""
+    worker = await stranger().ready()
+    quote = await quoted(coordinator, worker)
+    lease = await worker.lease()
+    await worker.submit(lease, (0,))
+    row = await coordinator.get(Lease, lease.lease_id)
+    await coordinator.put(replace(row, state=LeaseState.CANCELLED, reason="job_paused: test", closed_at=coordinator.clock.now()))
+    for _ in range(3):
+        assert all(refused.paid for refused in (await worker.submit(lease, (1,))).refused)
+    coordinator.clock.added += row.deadline - coordinator.clock.now() + 1
+    assert not any(refused.paid for refused in (await worker.submit(lease, (2,))).refused)
+    assert sum(r.tokens for r in await coordinator.rows(Refusal, worker_id=worker.id, paid=True)) == 4
+    await look(coordinator)
+    assert await standing(coordinator, f"earned/{quote.id}") == 8
+
+
+async def test_nobody_is_paid_for_more_than_a_lease_could_ask_for(coordinator: Any, stranger: Any, job: Job) -> None:
+    """20 tokens sent for a slot of at most 8, once for a slot that its group closed, once for a cancelled lease."""
+    worker = await stranger().ready()
+    quote = await quoted(coordinator, worker)
+    lease = await worker.lease()
+    long = {
+        "token_ids": np.full(20, 5, np.int32),
+        "logprobs": np.full(20, -0.5, np.float32),
+        "versions": np.zeros(20, np.int32),
+        "completions": [{"slot": 0, "length": 20, "stop_reason": "length", "generate_s": 1.0}],
+    }
+    rollout = await coordinator.get(Rollout, lease.group_id, 0)
+    await coordinator.put(replace(rollout, state=RolloutState.VOID))
+    (closed,) = (await worker.submit(lease, (0,), **long)).refused
+    assert (closed.code, closed.paid) == ("slot_closed", True)
+    row = await coordinator.get(Lease, lease.lease_id)
+    await coordinator.put(replace(row, state=LeaseState.CANCELLED, reason="job_paused: test", closed_at=coordinator.clock.now()))
+    long["completions"] = [{"slot": 1, "length": 20, "stop_reason": "length", "generate_s": 1.0}]
+    assert (await worker.submit(lease, (1,), **long)).refused[0].paid
+    long["completions"] = [{"slot": 7, "length": 20, "stop_reason": "length", "generate_s": 1.0}]
+    assert not (await worker.submit(lease, (7,), **long)).refused[0].paid, "the lease does not hold that slot"
+    await look(coordinator)
+    assert await standing(coordinator, f"earned/{quote.id}") == 8 + 8
+
+
+async def test_one_quote_that_cannot_be_settled_does_not_keep_the_others_waiting(
+    coordinator: Any, stranger: Any, job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A row that was changed beside the product: more is owed than was ever reserved."""
+    budget = job.config.budget.model_copy(update={"usd": 1.0})
+    await coordinator.put(replace(job, config=job.config.model_copy(update={"budget": budget})))
+    one, other = await stranger("one").ready(), await stranger("other").ready()
+    quotes = [await quoted(coordinator, worker) for worker in (one, other)]
+    leases = [await worker.lease() for worker in (one, other)]
+    for worker, lease in zip((one, other), leases, strict=True):
+        await worker.submit(lease)
+    meter = await coordinator.get(Meter, quotes[0].id)
+    await coordinator.put(replace(meter, tokens_before=10_000))
+    await look(coordinator)
+    assert [await standing(coordinator, f"earned/{quote.id}") for quote in quotes] == [0, 16]
+    assert "quote_not_settled" in capsys.readouterr().out
+
+
+async def test_without_a_rate_time_with_a_lease_is_paid_and_the_account_proves_it(coordinator: Any, stranger: Any) -> None:
+    """3.6 USD an hour is 1 uUSD a millisecond."""
+    worker = await stranger().ready()
+    quote = await quoted(coordinator, worker, uusd_per_million_tokens=None, uusd_per_idle_hour=3_600_000)
+    await worker.lease()
+    began = (await coordinator.get(Meter, quote.id)).looked_at
+    await look(coordinator, after_s=20.0)
+    meter = await coordinator.get(Meter, quote.id)
+    worked_ms = int(meter.looked_at * 1000) - int(began * 1000)
+    assert worked_ms - 100 <= meter.paid_ms <= worked_ms, "but for the moment between reserving and leasing"
+    account = (await worker.call("account", b"{}")).read(Account)
+    (line,) = account.quotes
+    assert meter.paid_ms - 1 <= line.owed_uusd <= meter.paid_ms
+    assert account.earned_uusd == line.posted_uusd == line.owed_uusd
+    key = public_hex(coordinator.key)
+    assert is_receipt(key, worker.id, line)
+    assert not is_receipt(key, worker.id, line.model_copy(update={"posted_uusd": line.posted_uusd + 1}))
+    assert not is_receipt(key, "w-other", line)
+
+
+async def test_a_coordinator_that_stood_still_pays_no_time_that_it_had_not_reserved(coordinator: Any, stranger: Any) -> None:
+    worker = await stranger().ready()
+    quote = await quoted(coordinator, worker, uusd_per_million_tokens=None, uusd_per_idle_hour=3_600_000)
+    await worker.lease()
+    await look(coordinator, after_s=3_000.0)
+    assert 59_900 <= (await coordinator.get(Meter, quote.id)).paid_ms <= 60_000
+    await the_books_hold(coordinator)
+
+
+async def test_waiting_is_paid_only_while_the_worker_asks(coordinator: Any, stranger: Any) -> None:
+    """With a rate, time counts when nothing is leased; who has not asked for 45 s does not wait."""
+    worker = await stranger().ready()
+    quote = await quoted(coordinator, worker, uusd_per_idle_hour=3_600_000)
+    await worker.submit(await worker.lease())
+    await look(coordinator, after_s=5.0)
+    waited = (await coordinator.get(Meter, quote.id)).paid_ms
+    assert 4_800 <= waited <= 5_100
+    await look(coordinator, after_s=50.0)
+    assert (await coordinator.get(Meter, quote.id)).paid_ms == waited
+
+
+async def test_leaving_keeps_what_was_earned(coordinator: Any, stranger: Any) -> None:
+    """A job without a budget is given what it needs; everything is posted all the same."""
+    worker = await stranger().ready()
+    quote = await quoted(coordinator, worker)
+    await worker.submit(await worker.lease())
+    await look(coordinator)
+    account = (await worker.send("leave", Leave(session_epoch=worker.epoch, reason="bedtime"))).read(Account)
+    assert account.earned_uusd == 16
+    await coordinator.put(replace(quote, ended_at=coordinator.clock.now(), ended_because="it left"))
+    await look(coordinator)
+    await look(coordinator)
+    assert await standing(coordinator, f"outside/{quote.job_id}") == -16
+    assert (await coordinator.get(Worker, worker.id)).state == "gone"
+    await the_books_hold(coordinator)
