@@ -120,8 +120,8 @@ def _said(error: ErrorDetails) -> str:
     """What is wrong, without the values of names that are unknown, or of whole tables: somebody may have put a key there."""
     name = ".".join(str(part) for part in error["loc"])
     is_safe = error["type"] not in ("missing", "extra_forbidden") and not name.endswith("key_file")
-    value = error["input"]
-    return f"{name} is {value!r}: {error['msg']}" if is_safe and not isinstance(value, dict) else f"{name}: {error['msg']}"
+    value, fix = error["input"], error["msg"].removeprefix("Value error, ")
+    return f"{name} is {value!r}: {fix}" if is_safe and not isinstance(value, dict) else f"{name}: {fix}"
 
 
 def renting_settings(section: ProviderSection) -> RentingSettings:

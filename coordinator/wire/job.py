@@ -6,9 +6,9 @@ The same model validates a TOML file, a REST body and a PATCH. Paths in it are n
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from coordinator.wire.environment import EnvironmentConfig, Section
 
@@ -29,6 +29,9 @@ LOSS_DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """Where a loss's own default (its paper's) differs from the field's."""
 
+Pair = Annotated[tuple[float, float], BeforeValidator(lambda given: tuple(given) if isinstance(given, list) else given)]
+"""JSON knows lists only; after a validator that sees the section first, pydantic takes them for Python's and strictly refuses them."""
+
 
 class AlgorithmConfig(Section):
     """One optimiser step: group shape, loss and optimiser. What each loss computes: `coordinator/learner/losses.py`."""
@@ -38,7 +41,7 @@ class AlgorithmConfig(Section):
     groups_per_step: int = Field(16, ge=1, le=4096, description="B, groups per step")
     learning_rate: float = Field(1e-6, gt=0, lt=1)
     warmup_steps: int = Field(0, ge=0)
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: Pair = (0.9, 0.95)
     weight_decay: float = Field(0.0, ge=0)
     grad_clip: float = Field(1.0, gt=0)
     advantage: Literal["mean", "group_std", "leave_one_out", "batch_std"] = Field(

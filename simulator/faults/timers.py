@@ -48,7 +48,9 @@ class Timers:
         for lease in self._tables[Lease].values():
             latest = min(lease.last_step, lease.version + job.config.staleness.max)
             if lease.state is LeaseState.LIVE and job.committed_steps > latest:
-                self._world.broke(f"law 5: the sweep left lease {lease.id} of version {lease.version} at step {job.committed_steps}")
+                self._world.broke(
+                    f"law 5: the sweep left lease {lease.id} of version {lease.version} at step {job.committed_steps}"
+                )
 
     def look(self) -> None:
         """Note what holds now, and complain about what holds too long."""

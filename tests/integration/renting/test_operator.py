@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
+import traceback
 import types
 from random import Random
 
@@ -11,7 +13,8 @@ import aiohttp
 import pytest
 
 from coordinator.adapters.provider_file import provider_of, read_providers, renting_settings
-from coordinator.adapters.sky import SkySender
+from coordinator.adapters.providers import RemoteProvider
+from coordinator.adapters.sky import MOST_CALLS, SkySender
 from coordinator.app import coordinator
 from coordinator.config import read_settings
 from coordinator.errors import CannotServe
@@ -68,9 +71,16 @@ async def test_a_providers_file_becomes_settings(tmp_path, key):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[provider.vast]\nbudget_usd = 0\nurl = 'u'\nimage = 'i'\n", "provider.vast.budget_usd is 0"),
+        ("[provider.vast]\nbudget_usd = 0\nurl = 'https://u'\nimage = 'i'\n", "provider.vast.budget_usd is 0"),
         ("[provider.aws]\n", "provider.aws"),
         ("[provider.vast]\nbudget = 5\n", "provider.vast"),
+        ("[provider.vast]\nurl = 'https://c'\nimage = 'i'\nbudget_usd = inf\n", "budget_usd is inf"),
+        ("[provider.vast]\nurl = 'https://c;id'\nimage = 'i'\nbudget_usd = 1\n", "url is 'https://c;id'"),
+        ("[provider.vast]\nurl = 'c:7700'\nimage = 'i'\nbudget_usd = 1\n", "with https://"),
+        (
+            "[provider.vast]\nurl = 'https://c'\nimage = 'i'\nbudget_usd = 1\nlook_s = 300\n[provider.vast.limits]\nblind_s = 400\n",
+            "blind_s is 400: with look_s 300 give at least 510",
+        ),
         ("provider = [\n", "is not TOML"),
     ],
 )
@@ -79,6 +89,21 @@ def test_a_bad_file_is_one_clear_error(tmp_path, text, words):
         read_providers(_written(tmp_path, text))
     with pytest.raises(CannotServe, match="cannot be read"):
         read_providers(tmp_path / "absent.toml")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "key = 'sk-top-secret'\n",
+        "key_file = 'sk-top-secret'\nurl = 'https://c'\nimage = 'i'\nbudget_usd = 1\n",
+        "need = 'sk-top-secret'\nkey = 'sk-top-secret'\n",
+        "token = 'sk-top-secret'\nurl = 'https://c'\nimage = 'i'\nbudget_usd = 1\n",
+    ],
+)
+def test_a_key_that_was_put_in_the_file_by_mistake_is_not_repeated(tmp_path, lines):
+    with pytest.raises(CannotServe) as error:
+        read_providers(_written(tmp_path, f"[provider.vast]\n{lines}"))
+    assert "secret" not in "".join(traceback.format_exception(error.value))
 
 
 async def test_serve_rents_from_the_file_and_refuses_one_that_it_cannot_use(tmp_path, key):
@@ -164,3 +189,21 @@ async def test_sky_is_called_as_its_documents_say(monkeypatch):
     assert feed.got(await ask(feed.get(LABEL))) == Handle(LABEL, LABEL, Shown.RUNNING, None, 1000.0)
     assert feed.destroyed(await ask(feed.destroy(LABEL))) is None
     assert feed.destroyed(await ask(feed.destroy("other"))) is None  # not there is as good as gone
+
+
+async def test_calls_of_sky_that_hang_are_few_and_hold_up_nothing_else(monkeypatch):
+    sky, well = Recorded(), threading.Event()
+    monkeypatch.setattr(sky, "get", lambda request: well.wait() and request())
+    monkeypatch.setitem(sys.modules, "sky", sky)
+    provider = RemoteProvider(SkyPilot(), SkySender(), call_s=0.02, look_s=0.02)
+    for _ in range(MOST_CALLS):
+        failed = await provider.destroy(LABEL)
+        assert isinstance(failed, Failed)
+        assert failed.words.startswith("no answer")
+    refused = await provider.destroy(LABEL)
+    assert isinstance(refused, Failed)
+    assert "have not returned" in refused.words
+    assert await asyncio.to_thread(lambda: 5) == 5
+    well.set()
+    while await provider.destroy(LABEL) is not None:
+        await asyncio.sleep(0.01)

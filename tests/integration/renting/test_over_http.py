@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
@@ -15,7 +17,7 @@ from aiohttp import web
 
 from coordinator.adapters.providers import HttpSender, RemoteProvider, read_key
 from coordinator.errors import CannotServe
-from pricing.feeds.contract import MOST_BODY_BYTES, Call, Failed, Handle, Need, Offers, Trouble
+from pricing.feeds.contract import MOST_BODY_BYTES, Answer, Call, Failed, Handle, Need, Offers, Trouble
 from pricing.feeds.runpod import RunPod
 from pricing.feeds.vast import Vast
 from tests.integration.renting.scene import CRASHES, Scene, feed_of
@@ -146,6 +148,33 @@ async def test_a_list_that_does_not_end_is_incomplete():
         look = await RemoteProvider(Vast(), HttpSender(session, url, "sk-of-this-test")).look("echo2-")
     assert not isinstance(look, Failed)
     assert look.partial == "the list did not end after 2 pages"
+
+
+async def test_a_list_that_takes_too_long_is_given_up():
+    """Each page comes in time; all of them do not."""
+    asked = []
+
+    async def send(call):
+        asked.append(call)
+        await asyncio.sleep(0.01)
+        return Answer(200, {}, json.dumps({"success": True, "instances": [], "next_token": str(len(asked))}).encode())
+
+    failed = await RemoteProvider(Vast(), send, call_s=0.1, look_s=0.1).look("echo2-")
+    assert isinstance(failed, Failed)
+    assert (failed.trouble, failed.words) == (Trouble.UNKNOWN, "the list did not end within 0.1 s")
+
+
+async def test_what_is_packed_is_not_unpacked():
+    """16 MiB of zeros in 16 KiB: the limit counts bytes that come, so nothing may make more of them."""
+    packed = gzip.compress(bytes(16 << 20))
+
+    async def handle(request):
+        assert request.headers["Accept-Encoding"] == "identity"
+        return web.Response(body=packed, headers={"Content-Encoding": "gzip"})
+
+    async with _answering(handle) as url, aiohttp.ClientSession() as session:
+        answer = await HttpSender(session, url, "sk-of-this-test")(Call("GET", "/v2/pods"))
+    assert answer.body == packed
 
 
 async def test_nobody_listening_is_a_value():

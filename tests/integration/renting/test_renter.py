@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from coordinator.domain.model import Invite, Job, JobState
-from pricing.rentals import Rental, RentalState
+from pricing.rentals import Rental, RentalState, span_uusd
 from tests.integration.renting.scene import JOB, Scene, feed_of
 from tests.standin.here import sender, standin
 from tests.standin.world import Fates
@@ -152,6 +152,69 @@ async def test_a_provider_that_asks_for_time_is_given_it(stores):
     assert scene.there.asked.count("create") == 0  # nothing is created unseen
 
 
+async def test_a_provider_that_failed_is_asked_again_when_our_clock_steps_back(stores):
+    scene = await scene_of(stores, "runpod")
+    scene.there.faults.draw = lambda operation, now: "500 as text"
+    await turns(scene, 1)
+    scene.there.faults.draw = lambda operation, now: None
+    scene.clock.offset_s -= 7200.0
+    await turns(scene, 1, 5)
+    assert len(scene.there.world.rented()) == 1
+
+
+async def test_machines_outlive_a_coordinator_that_was_down_longer_than_their_patience(stores):
+    """Nobody could hear the worker: it has silent_s (300 s) from the start on."""
+    scene = await scene_of(stores, "vast")
+    await turns(scene, 1, 6)
+    scene.there.world.advance(3000.0)
+    scene.start()
+    await turns(scene, 1, 3)
+    assert [(row.state, row.ending) for row in await rows(scene)] == [(RentalState.RUNNING, "")]
+
+
+async def test_looking_for_long_leaves_time_to_destroy(stores):
+    """The list shows none of three machines and each get takes a minute: the turn still gives its orders."""
+    scene = await scene_of(stores, "vast")
+    await turns(scene, 3, 5)
+    for one in scene.there.world.rented():
+        one.listed_from = 1e12
+    draw = scene.there.faults.draw
+    scene.there.faults.draw = lambda operation, now: (
+        scene.there.world.advance(60.0 if operation == "get" else 0.0) or draw(operation, now)
+    )
+    scene.there.asked.clear()
+    await scene.turn(0)
+    assert scene.there.asked.count("get") == 2
+    assert scene.there.asked.count("destroy") == 3
+
+
+async def test_what_a_machine_cost_that_ends_in_this_turn_is_not_spent_again(stores):
+    """The budget bears the next machine only if the first one had cost nothing."""
+    scene = await scene_of(stores, "vast")
+    await turns(scene, 1, 10)
+    scene.there.world.instances[0].ended = scene.there.world.now
+    await turns(scene, 1, 2)
+    (row,) = await rows(scene)
+    assert (row.absent_looks, row.is_open) == (2, True)
+    cheapest = min(machine.uusd_per_hour for machine in scene.there.world.free() if str(machine.machine_id) != row.machine)
+    limits = scene.limits
+    most = span_uusd(-(-cheapest * (100 + limits.margin_percent) // 100), limits.blind_s + limits.stop_s)
+    scene.budget_uusd = most + row.cost_uusd // 2
+    scene.start()
+    await turns(scene, 1)
+    assert [(one.id, one.is_open) for one in await rows(scene)] == [(row.id, False)]
+
+
+async def test_a_bill_that_outlasts_its_job_is_posted_inside_its_budget(stores):
+    """The machine is stuck for hours after the job has ended; the job had money left."""
+    scene = await scene_of(stores, "vast", job_usd=20.0)
+    await turns(scene, 1, 5)
+    scene.there.world.instances[0].deaf = 150
+    await scene.end()
+    assert scene.there.world.spent() > 3600.0 * scene.there.world.instances[0].machine.uusd_per_hour / 3600
+    assert not scene.violations
+
+
 async def test_without_a_budget_for_stopping_nothing_is_rented(stores):
     """The cheapest machine costs more in 40 minutes with the margin than is there."""
     scene = await scene_of(stores, "vast", budget_uusd=50_000)
@@ -160,15 +223,21 @@ async def test_without_a_budget_for_stopping_nothing_is_rented(stores):
     assert scene.there.asked.count("create") == 0
 
 
-async def test_machines_end_when_the_list_cannot_be_seen_and_money_runs_out(stores):
-    scene = await scene_of(stores, "vast")
+@pytest.mark.parametrize("what", ["nothing else", "our clock steps back", "the coordinator starts again, its clock behind"])
+async def test_machines_end_when_the_list_cannot_be_seen_and_money_runs_out(stores, what):
+    scene = await scene_of(stores, "vast", offset_s=-3000.0)
     await turns(scene, 1, 5)
     price = scene.there.world.instances[0].machine.uusd_per_hour
     scene.budget_uusd = price  # an hour's worth: 40 minutes with the margin are bound, so that some ten are left
     scene.start()
     await scene.turn(1)
     scene.there.faults.draw = lambda operation, now: "500 as text" if operation in ("list", "search") else None
-    await turns(scene, 1, 60)
+    await turns(scene, 1, 3)
+    if what == "our clock steps back":
+        scene.clock.offset_s -= 7200.0
+    elif what != "nothing else":
+        scene.start()
+    await turns(scene, 1, 57)
     assert scene.there.world.rented() == []
     assert scene.there.world.spent() <= price
     assert not scene.violations

@@ -81,3 +81,14 @@ def test_there_is_no_sampling_filter_in_training(name: str) -> None:
     assert set(SamplingConfig.model_fields) == {"max_new_tokens", "temperature"}
     with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
         job(sampling={name: 0.9})
+
+
+@pytest.mark.parametrize("loss", LOSS_FIELDS)
+def test_a_whole_job_goes_through_strict_json_and_back(loss: str) -> None:
+    """As a REST body does: what one coordinator shows, another one takes."""
+    whole = job(algorithm={"loss": loss, "betas": [0.8, 0.9]})
+    again = JobConfig.model_validate_json(whole.model_dump_json(), strict=True)
+    assert again == whole
+    assert again.algorithm.betas == (0.8, 0.9)
+    with pytest.raises(ValidationError, match="betas"):
+        JobConfig.model_validate_json(whole.model_dump_json().replace("[0.8,0.9]", '["0.8",0.9]'), strict=True)
