@@ -111,6 +111,12 @@ class Wanted:
     candidates: tuple[RentalOffer, ...] = field(default=(), repr=False)
 
 
+def affordable(offers: Iterable[RentalOffer], facts: Facts, limits: Limits) -> tuple[RentalOffer, ...]:
+    """Those that the provider's purse bears one of."""
+    purse = facts.provider_purse
+    return tuple(offer for offer in offers if afford(offer, facts.rentals, purse, limits, at=facts.at) is None)
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """What one turn decided. `opened`: offers to request, with their job; `rows`: changed rows; `notes`: why something was not done."""

@@ -222,13 +222,9 @@ def _seen(rental: Rental, handle: Handle, *, at: float, now: float) -> Rental:
 
 
 def _starting(rental: Rental, handle: Handle, *, at: float) -> Rental:
-    """The bill starts when the provider says, if that can be: not before it was ordered and not in the future.
-
-    After a second create it starts at the first: what that brought may have run and ended unseen.
-    """
+    """The bill starts when the provider says, if that can be: not before it was ordered and not in the future."""
     since, start = rental.paid_until, handle.started_at
-    is_first_sight = rental.instance_id is None and rental.tries == 1
-    if not is_first_sight or since is None or start is None or not since < start <= at:
+    if rental.instance_id is not None or since is None or start is None or not since < start <= at:
         return rental
     return replace(rental, paid_until=start, cost_uusd=0)
 

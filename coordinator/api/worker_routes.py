@@ -58,9 +58,12 @@ async def lease(call: Call) -> LeaseReply:
     """Work, or why there is none."""
     message = _in_session(LeaseRequest, call)
     transport = call.request.transport
-    call.desk.deps.presence.asks(call.caller.id, at=call.desk.deps.clock.now())
+    deps = call.desk.deps
+    deps.presence.asks(call.caller.id, message.job_id, message.version, at=deps.clock.now())
     ask = Ask(call.caller.id, call.caller.session_epoch, message)
     outcome = await call.desk.leases.ask(ask, is_open=lambda: transport is not None and not transport.is_closing())
+    if outcome.final:
+        deps.presence.asked_in_vain(call.caller.id, message.job_id)
     newer = await call.desk.bulletin.newer(message.job_id, outcome.newest, message.version)
     return LeaseReply(
         leases=outcome.leases,

@@ -87,10 +87,11 @@ def look(purse: Purse, quote: QuoteRow, meter: Meter | None, found: Found, balan
     is_whole = quote.ended_at is not None and quote.ended_at <= found.at  # nothing of it came after it was measured
     if not goes_on:
         posted_at = books.settle(found)
+    tail_ms = _tail_ms(quote, found, meter)
     if because or is_whole:
-        books.release(found, because or quote.ended_because)
+        books.release(found, because or quote.ended_because, ahead_ms=tail_ms)
     leasable = books.leasable(found) if goes_on else 0
-    covered_until = found.at if because or is_whole or meter is None else meter.covered_until
+    covered_until = found.at if meter is None or (not tail_ms and (because or is_whole)) else meter.covered_until
     after = Meter(
         quote_id=quote.id,
         job_id=purse.job,
@@ -108,6 +109,13 @@ def look(purse: Purse, quote: QuoteRow, meter: Meter | None, found: Found, balan
         closed_at=found.at if is_whole and not found.seen.open_slots else None,
     )
     return Looked(tuple(books.entries), after, because)
+
+
+def _tail_ms(quote: QuoteRow, found: Found, meter: Meter | None) -> int:
+    """Time that an ended quote may still come to: with no rate, that of the leases under way, as far as it is reserved."""
+    if meter is None or quote.uusd_per_million_tokens is not None or not found.seen.open_slots:
+        return 0
+    return max(int(meter.covered_until * 1000) - int(found.at * 1000), 0)
 
 
 @dataclass(slots=True)
@@ -165,9 +173,9 @@ class _Books:
             return self._used_up(self._most(found, found.work.group_size) - self.cover)
         return ""
 
-    def release(self, found: Found, because: str) -> None:
+    def release(self, found: Found, because: str, *, ahead_ms: int) -> None:
         """Give back what the quote, which has ended, cannot come to any more."""
-        most = paying.most_uusd(self.quote, found.seen, found.work, more_slots=0, ahead_ms=0)
+        most = paying.most_uusd(self.quote, found.seen, found.work, more_slots=0, ahead_ms=ahead_ms)
         words = f"the quote ended: {because}"
         self.add(ledger.release(self.balances, self.purse.job, self.quote.id, keep=max(most - self.paid, 0), reason=words))
 

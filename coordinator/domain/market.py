@@ -167,6 +167,22 @@ def decide(markets: Sequence[JobMarket], now: float) -> dict[str, Verdict]:
     return verdicts
 
 
+def unpayable(market: JobMarket, verdict: Verdict, now: float) -> str | None:
+    """Why nobody who is ready can be paid from what is left of `budget.usd`; None where that is not what is in the way."""
+    limits, ready = limits_of(market, now), [one for one in market.bidders if one.is_ready]
+    if limits.uusd is None or verdict.active or not ready:
+        return None
+    if verdict.activation is not None and verdict.activation.binding == "usd":
+        return f"nobody can be paid (budget.usd): {verdict.activation.infeasible_because}; then resume"
+    cheapest = min(one.uusd_per_hour for one in ready)
+    if cheapest * TRIAL_S <= limits.uusd * HOUR_S:
+        return None
+    return (
+        f"{uusd_to_usd(limits.uusd):g} USD are left of the budget of {market.job.config.budget.usd} USD, which pay {_usd(cheapest)} USD/h,"
+        f" the least that is asked, for less than {TRIAL_S:.0f} s (budget.usd): raise it and resume"
+    )
+
+
 def _is_priced(market: JobMarket) -> bool:
     """Whether there is a choice to be made: the learner's time is known, and the job wants the cheapest set."""
     return market.job.config.workers.activation == "market" and market.figures.train_s is not None

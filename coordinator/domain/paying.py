@@ -6,6 +6,7 @@ time up to `covered_until`. A lease goes out only within that, so what is owed c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -33,6 +34,21 @@ class Work:
     max_new_tokens: int
     group_size: int
     max_slots: int  # of the worker
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What else bears on the time of a quote.
+
+    Attributes:
+        leases: of its worker, under whichever quote of the job, that touch the time since the last look.
+        by_token: ids of the quotes among theirs that pay by the token.
+        followed_at: when another quote of the worker's was opened, which pays its time from then on.
+    """
+
+    leases: tuple[Lease, ...] = ()
+    by_token: frozenset[str] = frozenset()
+    followed_at: float = math.inf
 
 
 def owed_uusd(quote: QuoteRow, *, tokens: int, paid_ms: int) -> int:
@@ -78,19 +94,38 @@ def leased(meter: Meter, slots: int) -> Meter:
     return meter if meter.leasable is None else replace(meter, leasable=meter.leasable - slots)
 
 
-def paid_ms(quote: QuoteRow, leases: Iterable[Lease], *, start: float, end: float, waits: bool) -> int:
-    """Milliseconds from `start` to `end` that are paid by time, given the quote's leases that touch them.
+def new_ms(quote: QuoteRow, meter: Meter, held: Held, *, now: float, waits: bool) -> int:
+    """Milliseconds since the last look that are paid by time: none that was not reserved, and none that another quote pays.
 
-    With a rate by the token: those without a lease, while the worker waited for work. Without one: those with a lease as well.
-    Both ends are cut to whole milliseconds, so that looks one after the other neither miss nor repeat any.
+    Work under way when a quote without a rate ends is paid on, unless another quote follows: nobody pays its tokens.
+    """
+    start, last = meter.looked_at, min(now, meter.covered_until)
+    ended_at = last if quote.ended_at is None else min(last, quote.ended_at)
+    while_open = paid_ms(quote, held.leases, start=start, end=ended_at, waits=waits, by_token=held.by_token)
+    if quote.uusd_per_million_tokens is not None:
+        return while_open
+    own = [lease for lease in held.leases if lease.quote_id == quote.id]
+    start, end = max(start, ended_at), min(last, held.followed_at)
+    return while_open + paid_ms(quote, own, start=start, end=end, waits=False, by_token=held.by_token)
+
+
+def paid_ms(quote: QuoteRow, leases: Iterable[Lease], *, start: float, end: float, waits: bool, by_token: frozenset[str]) -> int:
+    """Milliseconds from `start` to `end` that are paid by time under the quote: those in which nothing of the worker's is paid by the token.
+
+    With a lease they are paid whichever quote it was issued under, so nothing is lost when one quote follows another; without one
+    while the worker waits for work. Both ends are cut to whole milliseconds, so that looks one after the other neither miss nor
+    repeat any. `leases`: the worker's, under whichever quote of the job; `by_token`: ids of the quotes that pay by the token.
     """
     first, last = _ms(start), _ms(end)
     if last <= first or quote.role != "active":
         return 0
-    spans = [(_ms(one.issued_at), last if one.closed_at is None else _ms(one.closed_at)) for one in leases]
-    busy = _covered(spans, first, last)
-    idle = last - first - busy if waits else 0
-    return idle + (busy if quote.uusd_per_million_tokens is None else 0)
+    every = list(leases)
+    busy, rated = (_covered(_spans(some, last), first, last) for some in (every, [x for x in every if x.quote_id in by_token]))
+    return busy - rated + (last - first - busy if waits else 0)
+
+
+def _spans(leases: Iterable[Lease], last: int) -> list[tuple[int, int]]:
+    return [(_ms(one.issued_at), last if one.closed_at is None else _ms(one.closed_at)) for one in leases]
 
 
 def _ms(at: float) -> int:

@@ -10,6 +10,7 @@ the meter, which counts down with every lease.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ import structlog
 from coordinator.domain import accounting, paying
 from coordinator.domain.accounting import Found, Purse
 from coordinator.domain.model import Job, JobState, Lease, Meter, QuoteRow, Refusal, Rollout, RolloutState, Worker, WorkerState
-from coordinator.domain.paying import Measured, Work
+from coordinator.domain.paying import Held, Measured, Work
 from coordinator.domain.states import TERMINAL
 from coordinator.service.deps import QUOTES, Deps
 from coordinator.service.ledger import Books, budget_uusd, fund, spent_uusd
@@ -32,7 +33,7 @@ from pricing.ledger import Account
 log = structlog.get_logger()
 TURN_S = 2.0
 LOOK_S = 5.0
-LATE_S = 30.0  # rows of a lease that closed are committed within this
+LATE_S = 30.0  # what happened is committed, and seen, within this
 ASKED_S = 45.0  # a worker that asked for work within this time waits for it
 IDS_AT_ONCE = 500
 POSTED_AT_ONCE = 64  # quotes in one transaction: others want to write as well
@@ -83,7 +84,17 @@ async def measure(reader: Reader, deps: Deps, *, now: float) -> dict[str, list[F
             due[quote.job_id].append(quote)
     workers = {quote.worker_id for some in due.values() for quote in some}
     rows = {row.id: row for row in await reader.select(Worker, id=sorted(workers))} if workers else {}
-    return {job: await _measure_job(reader, deps, some, meters, rows, now=now) for job, some in due.items()}
+    seen = _Seen(meters, quotes, rows)
+    return {job: await _measure_job(reader, deps, some, seen, now=now) for job, some in due.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What one look is about: meters by quote, quotes that are not closed, and the workers of those that are due."""
+
+    meters: Mapping[str, Meter]
+    quotes: Mapping[str, QuoteRow]
+    workers: Mapping[str, Worker]
 
 
 def _is_due(quote: QuoteRow, meter: Meter | None, *, now: float) -> bool:
@@ -94,24 +105,16 @@ def _is_due(quote: QuoteRow, meter: Meter | None, *, now: float) -> bool:
     return meter.leasable is not None and 2 * meter.leasable < meter.wanted
 
 
-async def _measure_job(
-    reader: Reader,
-    deps: Deps,
-    quotes: Sequence[QuoteRow],
-    meters: Mapping[str, Meter],
-    workers: Mapping[str, Worker],
-    *,
-    now: float,
-) -> list[Found]:
+async def _measure_job(reader: Reader, deps: Deps, quotes: Sequence[QuoteRow], about: _Seen, *, now: float) -> list[Found]:
     """A fixed number of statements, however many quotes are due."""
     job = await reader.get(Job, quotes[0].job_id)
     if job is None:
         return []
-    known = {quote.id: meters[quote.id] for quote in quotes if quote.id in meters}
-    seen = await _rows(reader, job.id, known, now=now) if known else {}
+    known = {quote.id: about.meters[quote.id] for quote in quotes if quote.id in about.meters}
+    seen = await _rows(reader, job.id, known, about, now=now) if known else {}
     found = []
     for quote in quotes:
-        worker = workers.get(quote.worker_id)
+        worker = about.workers.get(quote.worker_id)
         one = new_quote(quote, _work(job, worker), at=now)
         if quote.id in known:
             waits = worker is not None and _waits(deps, quote, worker, now=now)
@@ -130,6 +133,7 @@ class _Rows:
     """What may still change what is owed under one quote."""
 
     leases: list[Lease] = field(default_factory=list)  # live ones, those that closed lately, and ended ones whose work is paid
+    held: Held = field(default_factory=Held)
     refused: list[Refusal] = field(default_factory=list)  # and paid, lately
     accepted: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))  # lease id -> tokens of each accepted rollout
 
@@ -138,15 +142,16 @@ class _Rows:
         return sum(sum(self.accepted[lease.id]) if lease.tokens is None else lease.tokens for lease in leases)
 
 
-async def _rows(reader: Reader, job_id: str, meters: Mapping[str, Meter], *, now: float) -> dict[str, _Rows]:
+async def _rows(reader: Reader, job_id: str, meters: Mapping[str, Meter], about: _Seen, *, now: float) -> dict[str, _Rows]:
     """By quote."""
     since = min(meter.counted_to for meter in meters.values())
     leases = [
         *await reader.select(Lease, job_id=job_id, closed_at=None),
         *await reader.select(Lease, job_id=job_id, closed_at__ge=since),
-        *await reader.select(Lease, job_id=job_id, state=list(paying.PAYABLE_ENDS), deadline__ge=now),
+        *await reader.select(Lease, job_id=job_id, state=list(paying.PAYABLE_ENDS), deadline__ge=now - LATE_S),
     ]
     rows = {quote_id: _Rows() for quote_id in meters}
+    await _place_leases(reader, rows, meters, about, {lease.id: lease for lease in leases}.values())
     by_id = {lease.id: lease for lease in leases if lease.quote_id in rows}
     for lease in by_id.values():
         rows[lease.quote_id or ""].leases.append(lease)
@@ -159,6 +164,25 @@ async def _rows(reader: Reader, job_id: str, meters: Mapping[str, Meter], *, now
         if refusal.quote_id in rows:
             rows[refusal.quote_id or ""].refused.append(refusal)
     return rows
+
+
+async def _place_leases(
+    reader: Reader, rows: Mapping[str, _Rows], meters: Mapping[str, Meter], about: _Seen, leases: Iterable[Lease]
+) -> None:
+    """Tell each quote which leases its worker holds in all, and when another quote took over."""
+    held: dict[str, list[Lease]] = defaultdict(list)
+    for lease in leases:
+        held[lease.worker_id].append(lease)
+    others = {lease.quote_id for some in held.values() for lease in some if lease.quote_id is not None} - set(about.quotes)
+    quotes = [*about.quotes.values(), *(await reader.select(QuoteRow, id=sorted(others)) if others else ())]
+    by_token = frozenset(quote.id for quote in quotes if quote.uusd_per_million_tokens is not None)
+    of_worker: dict[tuple[str, str], list[QuoteRow]] = defaultdict(list)
+    for quote in quotes:
+        of_worker[quote.job_id, quote.worker_id].append(quote)
+    for quote_id, meter in meters.items():
+        made_at = about.quotes[quote_id].made_at
+        later = [q.made_at for q in of_worker[meter.job_id, meter.worker_id] if q.id != quote_id and q.made_at >= made_at]
+        rows[quote_id].held = Held(tuple(held[meter.worker_id]), by_token, min(later, default=math.inf))
 
 
 def new_quote(quote: QuoteRow, work: Work, *, at: float) -> Found:
@@ -175,15 +199,15 @@ def _measured(quote: QuoteRow, meter: Meter, blank: Found, rows: _Rows, *, waits
     late = [x for x in rows.refused if x.at >= meter.counted_to]
     before = meter.tokens_before + rows.tokens(old) + sum(x.tokens for x in late if x.at < counted_to)
     tokens = before + rows.tokens(young) + sum(x.tokens for x in late if x.at >= counted_to)
-    end = min(now, meter.covered_until, now if quote.ended_at is None else quote.ended_at)
-    paid_ms = meter.paid_ms + paying.paid_ms(quote, rows.leases, start=meter.looked_at, end=end, waits=waits)
-    seen = Measured(tokens, paid_ms, _open_slots(rows, now=now))
+    seen = Measured(
+        tokens, meter.paid_ms + paying.new_ms(quote, meter, rows.held, now=now, waits=waits), _open_slots(rows, now=now)
+    )
     return replace(blank, looked_at=meter.looked_at, left=meter.leasable, counted_to=counted_to, tokens_before=before, seen=seen)
 
 
 def _open_slots(rows: _Rows, *, now: float) -> int:
-    """Slots that may still be owed for."""
-    leases = [lease for lease in rows.leases if paying.may_be_paid(lease, now=now)]
+    """Slots that may still be owed for; one that was refused in time is seen a little later."""
+    leases = [lease for lease in rows.leases if paying.may_be_paid(lease, now=now - LATE_S)]
     paid = {(x.lease_id, x.slot) for x in rows.refused} & {(lease.id, slot) for lease in leases for slot in lease.slots}
     return sum(len(lease.slots) - len(rows.accepted[lease.id]) for lease in leases) - len(paid)
 
@@ -193,7 +217,11 @@ def _waits(deps: Deps, quote: QuoteRow, worker: Worker, *, now: float) -> bool:
     if worker.state is not WorkerState.ACTIVE or worker.session_epoch != quote.session_epoch:
         return False
     heard = deps.presence.get(worker.id)
-    return heard is not None and now < heard.at + deps.settings.lost_after_s and now < deps.presence.asked_at(worker.id) + ASKED_S
+    return (
+        heard is not None
+        and now < heard.at + deps.settings.lost_after_s
+        and now < deps.presence.asked_at(worker.id, quote.job_id) + ASKED_S
+    )
 
 
 async def post(tx: Tx, deps: Deps, job_id: str, found: Sequence[Found]) -> dict[str, Meter]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from coordinator.domain.capacity_forecast import forecast
-from coordinator.domain.market import Verdict, decide
+from coordinator.domain.market import Verdict, decide, unpayable
 from coordinator.domain.market_orders import Orders, orders, timed
 from coordinator.domain.model import Job, JobState, QuoteRow, Worker, WorkerState
 from coordinator.service.deps import QUOTES, Deps
@@ -21,6 +21,7 @@ from coordinator.service.market_board import Shown
 from coordinator.service.market_rows import Loaded, Outline, orphans, outlined, read_markets, read_outline
 from coordinator.service.ports import Tx
 from coordinator.service.recording import record_event, record_metrics
+from coordinator.service.spending import pause_for
 from pricing.money import usd_to_uusd, uusd_to_usd
 
 log = structlog.get_logger()
@@ -122,8 +123,19 @@ async def _save(
         wanted = orders(job.id, one.market.bidders, verdict, one.open_quotes, one.gone, now)
         if not wanted.is_empty and await _apply(tx, one, wanted, now=now):
             changed.add(job.id)
+        if (reason := unpayable(one.market, verdict, now)) is not None and await _pause(tx, one.market.job, reason, now=now):
+            changed.add(job.id)
         await record_metrics(tx, job.id, job.committed_steps, _figures(one, verdict, idle.get(job.id)), now=now)
     return changed
+
+
+async def _pause(tx: Tx, decided: Job, reason: str, *, now: float) -> bool:
+    """Pause the job rather than let it stand still, unless it was changed meanwhile."""
+    row = await tx.get(Job, decided.id)
+    if row is None or row.state is not JobState.RUNNING or row.config.budget != decided.config.budget:
+        return False
+    await pause_for(tx, row, reason, now=now)
+    return True
 
 
 async def _end(tx: Tx, rows: Sequence[QuoteRow]) -> list[QuoteRow]:

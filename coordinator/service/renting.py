@@ -27,7 +27,7 @@ from coordinator.wire.signing import public_hex
 from pricing.feeds.contract import Failed, Handle, RentalOffer, Spec, Trouble
 from pricing.feeds.start import environment, start_script
 from pricing.provider_clock import ProviderClock
-from pricing.rental_plan import Facts, Purse, Wanted, decide, decide_blind, match
+from pricing.rental_plan import Facts, Purse, Wanted, affordable, decide, decide_blind, match
 from pricing.rentals import Create, Destroy, Rental, RentalState, absorb, answered, called, order, requested, stray
 
 log = structlog.get_logger()
@@ -84,6 +84,7 @@ class Renter:
         self._desk = desk
         self._rng = SystemRandom() if rng is None else rng
         self._mood = _Mood()
+        self._found: tuple[RentalOffer, ...] = ()
         self._prefix = deployment_prefix(public_hex(deps.key))
 
     async def run(self) -> None:
@@ -113,7 +114,7 @@ class Renter:
             return
         for words in found.skipped[:5]:
             log.warning("offer_skipped", provider=self._provider.name, because=words)
-        self._desk.offers[self._provider.name] = found.offers
+        self._found = self._desk.offers[self._provider.name] = found.offers
 
     async def turn(self) -> None:
         """One look, one decision, its orders: those that are not carried out in time are decided again by the next turn."""
@@ -174,6 +175,7 @@ class Renter:
         if look is not None:
             rows |= await self._absorb(tx, rows, look, now)
         facts = await self._facts(tx, before, rows, now)
+        self._desk.offers[self._provider.name] = affordable(self._found, facts, limits)  # else others are never asked
         decided = decide_blind(facts, limits) if look is None else decide(facts, limits)
         rows |= {row.id: row for row in decided.rows}
         if look is not None and not look.partial:

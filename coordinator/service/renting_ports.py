@@ -77,7 +77,9 @@ class RentingSettings:
 class RentalDesk:
     """Where the market reads what could be rented and says what it wants. Nothing here must survive: the market says it again."""
 
-    offers: dict[str, tuple[RentalOffer, ...]] = field(default_factory=dict)  # by provider, of the last search
+    offers: dict[str, tuple[RentalOffer, ...]] = field(
+        default_factory=dict
+    )  # by provider: of the last search, what its budget bears
     _wishes: dict[str, dict[str, Wanted]] = field(default_factory=dict)
 
     def want(self, provider: str, job_id: str, count: int, candidates: Sequence[RentalOffer] = ()) -> None:

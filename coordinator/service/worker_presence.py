@@ -46,7 +46,8 @@ class Presence:
         self._heard: dict[str, Heard] = {}
         self._unsaved: dict[str, None] = {}
         self._fetching: dict[str, _Fetch] = {}  # by worker id
-        self._asked: dict[str, float] = {}  # by worker id
+        self._asked: dict[str, tuple[str, float]] = {}  # by worker id: of which job last, and when
+        self._confirmed: dict[tuple[str, str], int] = {}  # by worker and job: the newest version
         self.saved_at = 0.0
 
     def hear(self, heard: Heard) -> None:
@@ -73,14 +74,23 @@ class Presence:
         self._unsaved.pop(worker_id, None)
         self._fetching.pop(worker_id, None)
         self._asked.pop(worker_id, None)
+        for key in [key for key in self._confirmed if key[0] == worker_id]:
+            del self._confirmed[key]
 
-    def asks(self, worker_id: str, *, at: float) -> None:
-        """The worker asked for work."""
-        self._asked[worker_id] = at
+    def asks(self, worker_id: str, job_id: str, version: int, *, at: float) -> None:
+        """The worker asked the job for work. With older weights than it confirmed it does not wait for work: it avoids it."""
+        if version >= self._confirmed.get((worker_id, job_id), version):
+            self._asked[worker_id] = (job_id, at)
 
-    def asked_at(self, worker_id: str) -> float:
-        """When the worker last asked for work; 0: not since it is present."""
-        return self._asked.get(worker_id, 0.0)
+    def asked_in_vain(self, worker_id: str, job_id: str) -> None:
+        """Its last request was one that no work can answer."""
+        if self._asked.get(worker_id, ("", 0.0))[0] == job_id:
+            del self._asked[worker_id]
+
+    def asked_at(self, worker_id: str, job_id: str) -> float:
+        """When the worker last asked for work, if it was this job's; 0: not since it is present."""
+        job, at = self._asked.get(worker_id, ("", 0.0))
+        return at if job == job_id else 0.0
 
     def fetches(self, worker_id: str, job_id: str, version: int, *, at: float, edges: frozenset[str] = frozenset()) -> None:
         """The worker was given the manifest of a version and a path of `edges` (ids): their pieces stay while it fetches them."""
@@ -94,6 +104,7 @@ class Presence:
 
     def has_fetched(self, worker_id: str, job_id: str, version: int) -> None:
         """It confirmed that version, or a newer one."""
+        self._confirmed[worker_id, job_id] = max(version, self._confirmed.get((worker_id, job_id), version))
         known = self._fetching.get(worker_id)
         if known is not None and known.job_id == job_id and known.version <= version:
             del self._fetching[worker_id]

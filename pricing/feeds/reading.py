@@ -15,6 +15,7 @@ from pricing.money import usd_to_uusd
 MOST_USD_PER_HOUR = 1_000.0  # of one machine; above it something else was meant
 MOST_MBPS = 400_000.0
 MOST_TEXT = 200
+MOST_REMARK = 120
 MOST_RETRY_S = 3_600.0
 _INVITE = re.compile(r"echo2-invite-1\.\S+")  # a provider may repeat the request in its error
 _BLANK = re.compile(r"[^\x20-\x7e]+")
@@ -106,6 +107,12 @@ def text(record: Mapping[str, Any], name: str) -> str:
     return _BLANK.sub(" ", value)
 
 
+def remark(record: Mapping[str, Any], name: str) -> str:
+    """Free text for people, which decides nothing: cut, and without invites. "" for what is no text."""
+    value = record.get(name)
+    return words_of(value)[:MOST_REMARK] if isinstance(value, str) and value else ""
+
+
 def identifier(record: Mapping[str, Any], name: str) -> str:
     """The name of a thing at the provider: it becomes part of a path. Raises Unreadable."""
     value = record.get(name)
@@ -151,5 +158,5 @@ def timestamp(value: object) -> float | None:
 
 def shown(value: object) -> str:
     """A value in words, cut."""
-    text_ = repr(value)
+    text_ = _INVITE.sub("[invite]", repr(value))
     return text_ if len(text_) <= 80 else f"{text_[:80]}…"

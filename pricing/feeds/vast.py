@@ -23,6 +23,7 @@ from pricing.feeds.reading import (
     number,
     ours,
     price,
+    remark,
     retry_after_s,
     text,
     uusd_up,
@@ -32,7 +33,6 @@ from pricing.money import uusd_to_usd
 PAGE_SIZE = 25  # the most that is allowed
 MOST_SCRIPT = 4048  # characters of a start script
 LEAST_VRAM_MB = 1_000  # below it GB were meant
-MOST_STATUS = 120
 _STARTING = frozenset({"loading", "created", "scheduling", "creating", "starting"})
 _BALANCE = ("insufficient", "credit", "balance")
 
@@ -213,18 +213,18 @@ def _handle(record: Mapping[str, Any]) -> Handle:
         state=_state(record),
         uusd_per_hour=price(record, "dph_total"),
         started_at=number(record, "start_date", "Unix seconds", most=1e11),
-        words=text(record, "status_msg")[:MOST_STATUS],
+        words=remark(record, "status_msg"),
     )
 
 
 def _state(record: Mapping[str, Any]) -> Shown:
     """Outbid shows as current, intended and next state all `stopped`; `exited`, `unknown` and `offline` never run again."""
-    if {record.get("cur_state"), record.get("intended_status"), record.get("next_state")} == {"stopped"}:
+    if {text(record, name) for name in ("cur_state", "intended_status", "next_state")} == {"stopped"}:
         return Shown.PAUSED
-    status = record.get("actual_status")
+    status = text(record, "actual_status")
     if status == "running":
         return Shown.RUNNING
-    if status is None or status in _STARTING:
+    if not status or status in _STARTING:
         return Shown.STARTING
     return Shown.PAUSED if status in ("stopped", "exited") else Shown.UNKNOWN
 

@@ -118,14 +118,12 @@ def _new_bound(world: World, fault: Fault) -> None:
 
 
 def tend(world: World) -> None:
-    """The operator looks at a job that stays paused, or that is left with too little money for anybody's price, and helps."""
+    """The operator looks at a job that stays paused, and helps."""
     job = world.job
     if job.state is JobState.PAUSED and world.host.clock.now() - job.state_since > TENDED_AFTER_S:
         if "budget" in job.reason:
             _more_money(world)
         _resume(world)
-    elif job.state is JobState.RUNNING and world.loop.time() - world.served_at > TENDED_AFTER_S:
-        _more_money(world)
 
 
 def _more_money(world: World) -> None:

@@ -128,7 +128,7 @@ class Timers:
             for worker in world.workers:
                 if worker.is_up and worker.kind.temper in ("honest", "slow") and self._could_serve(worker.id):
                     yield f"{worker.name} could serve step {job.committed_steps} and gets nothing", STARVED_S
-        yield f"no step after step {job.committed_steps}", 2 * STARVED_S + 60.0
+        yield f"no step after step {job.committed_steps}", 2 * STARVED_S + 120.0  # hostile workers may take a slot again and again
 
     def _could_serve(self, worker_id: str) -> bool:
         job, worker = self._world.job, self._tables[Worker].get(worker_id)

@@ -240,7 +240,8 @@ class SimWorker:
 
     async def _lease(self, ask: do.AskLease) -> None:
         version = ask.version
-        self.check_proved([version], "asks for work with")
+        if ask.epoch == self._epoch:  # not a call of the session before
+            self.check_proved([version], "asks for work with")
         request = wire.LeaseRequest(
             session_epoch=ask.epoch,
             job_id=version.job_id,

@@ -21,7 +21,7 @@ import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.domain import capacity_forecast
-from coordinator.domain.model import ApiToken, Batch, BatchState, Invite, Job, JobState, QuoteRow
+from coordinator.domain.model import ApiToken, Batch, BatchState, Invite, Job, JobState
 from coordinator.domain.seeds import derive
 from coordinator.domain.states import TERMINAL
 from coordinator.service import market
@@ -105,7 +105,6 @@ class World:
     crashes: int = 0
     partitions: int = 0
     is_over: bool = False
-    served_at: float = 0.0  # when somebody was last active for the job, virtual seconds
     story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_LINES))
     workers: list[SimWorker] = field(default_factory=list)
     wrong: str = ""
@@ -209,8 +208,6 @@ class World:
         while not (self.has_ended and self.laws.is_settled()):
             await asyncio.sleep(LOOK_S)
             self.laws.look()
-            if any(quote.ended_at is None for quote in self.rows.tables[QuoteRow].values()):
-                self.served_at = self.loop.time()
             tend(self)
             if self.loop.time() > HORIZON_S:
                 self.broke(f"laws 5 and 8: the job is {self.job.state} at step {self.job.committed_steps} after {HORIZON_S:.0f} s")

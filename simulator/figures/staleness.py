@@ -43,7 +43,7 @@ def assumptions() -> list[str]:
     prices = given.PRICES[0]
     return [
         f"4B on {MODEL.learner_cards} H100 (T_train {MODEL.train_s():.0f} s) and RTX 4090s out of {OFFERED} offered; links of a worker"
-        f" {LINKS['up_mbps']:g} Mbit/s, the coordinator's {given.SEEDER_MBPS:g}, so that 8 GB need about 66 s and 30 MB about 1.4 s to the last of 17",
+        f" {LINKS['up_mbps']:g} Mbit/s, the coordinator's {given.SEEDER_MBPS:g}, so that 8 GB need about 68 s and 30 MB about 1.4 s to the last of 17",
         f"prices: H100 {prices.h100}, RTX 4090 {prices.rtx4090} USD/h ({prices.source})",
         f"{HOURS:g} simulated hours each, seed {given.SEED}, from the first batch on; hollow: no fleet out of those offered meets the rule",
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -10,8 +11,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from coordinator.domain import accounting, paying
 from coordinator.domain.accounting import Found, Purse
-from coordinator.domain.model import Meter, QuoteRow
-from coordinator.domain.paying import Measured, Work
+from coordinator.domain.model import Lease, LeaseState, Meter, QuoteRow
+from coordinator.domain.paying import Held, Measured, Work
 from pricing import ledger
 from pricing.ledger import Account, Balance, Entry, Kind
 
@@ -25,8 +26,32 @@ class Truth:
     """What really happened under one quote, kept apart from the code under test."""
 
     tokens: int = 0
-    paid_ms: int = 0
-    open_slots: int = 0
+    leases: list[Lease] = field(default_factory=list)
+    left: list[int] = field(default_factory=list)  # slots of each lease that may still come
+    open_s: Fraction = Fraction(0)  # between looks, as far as it was reserved: what may be paid by time
+    looks: int = 0
+
+    @property
+    def open_slots(self) -> int:
+        return sum(self.left)
+
+    def lease(self, name: str, slots: int, *, now: float) -> None:
+        made = Lease(f"{name}/{len(self.leases)}", JOB, "g", worker(name), 1, (0,), 0, "d", 3, 1e9, 1, LeaseState.LIVE, now)
+        self.leases.append(replace(made, quote_id=name))
+        self.left.append(slots)
+
+    def settle(self, slots: int, *, now: float) -> None:
+        """So many fewer may still come, of the oldest leases first; a lease ends with its last one."""
+        for place, left in enumerate(self.left):
+            gone = min(left, slots)
+            self.left[place], slots = left - gone, slots - gone
+            if gone == left > 0:
+                self.leases[place] = replace(self.leases[place], state=LeaseState.DONE, closed_at=now)
+
+
+def worker(quote: str) -> str:
+    """Quotes `q1`, `q1+`, `q1++` follow each other."""
+    return "w" + quote.rstrip("+")
 
 
 @dataclass
@@ -52,7 +77,7 @@ class Store:
 class Money(RuleBasedStateMachine):
     quotes = Bundle("quotes")
 
-    @initialize(budget=st.one_of(st.integers(0, 12_000), st.none()))
+    @initialize(budget=st.one_of(st.integers(0, 12_000), st.integers(50_000, 400_000), st.none()))
     def begin(self, budget: int | None) -> None:
         self.store, self.truth = Store(), dict[str, Truth]()
         self.now = 1_000.0
@@ -69,9 +94,26 @@ class Money(RuleBasedStateMachine):
     def open_quote(self, rate: int | None, idle: int) -> str:
         """A price change is an ended quote and a new one."""
         name = f"q{len(self.store.quotes)}"
-        self.store.quotes[name] = QuoteRow(name, JOB, "w", 1, "active", rate, idle, self.now, self.now + 1e6, "cheap")
+        return self.opened(name, rate, idle)
+
+    def opened(self, name: str, rate: int | None, idle: int) -> str:
+        self.store.quotes[name] = QuoteRow(name, JOB, worker(name), 1, "active", rate, idle, self.now, self.now + 1e6, "cheap")
         self.truth[name] = Truth()
         return name
+
+    @rule(
+        target=quotes, name=quotes, rate=RATES, idle=st.sampled_from([1, 360_000, 3_600_001]), seconds=st.sampled_from([0.0, 7.0])
+    )
+    def follow(self, name: str, rate: int | None, idle: int, seconds: float) -> str:
+        """The worker is quoted anew, at once or later, with work of the quote before under way."""
+        while f"{name}+" in self.store.quotes:
+            name += "+"
+        self.end_quote(name)
+        self.now += seconds
+        self.opened(f"{name}+", rate, idle)
+        self.look(f"{name}+", lands=True, between=0, later=0.0, ends=False)
+        self.lease(f"{name}+", WORK.group_size)
+        return f"{name}+"
 
     @rule(name=quotes)
     def end_quote(self, name: str) -> None:
@@ -87,7 +129,7 @@ class Money(RuleBasedStateMachine):
             slots = min(slots, max(meter.leasable, 1))
         if quote.ended_at is None and meter is not None and not paying.can_lease(meter, slots=slots, now=self.now):
             self.store.meters[name] = paying.leased(meter, slots)
-            self.truth[name].open_slots += slots
+            self.truth[name].lease(name, slots, now=self.now)
 
     @rule(
         name=quotes,
@@ -115,12 +157,19 @@ class Money(RuleBasedStateMachine):
         truth = self.truth[name]
         for length in tokens[: truth.open_slots]:
             truth.tokens += length
-            truth.open_slots -= 1
+            truth.settle(1, now=self.now)
 
     @rule(name=quotes, slots=st.integers(0, 8))
     def lose(self, name: str, slots: int) -> None:
         """Leases that ended by the worker's fault, or whose wall deadline passed: nothing is owed for them."""
-        self.truth[name].open_slots -= min(slots, self.truth[name].open_slots)
+        self.truth[name].settle(slots, now=self.now)
+
+    @rule(name=quotes, seconds=st.sampled_from([0.0006, 0.0037, 0.1119]), times=st.integers(1, 9))
+    def look_often(self, name: str, seconds: float, times: int) -> None:
+        """Parts of a millisecond add up."""
+        for _ in range(times):
+            self.now += seconds
+            self.look(name, lands=True, between=0, later=0.0, ends=False)
 
     @rule(seconds=st.sampled_from([0.001, 12.0, 59.9, 61.0, 4_000.0]))
     def wait(self, seconds: float) -> None:
@@ -140,10 +189,18 @@ class Money(RuleBasedStateMachine):
         quote, meter, truth = self.store.quotes[name], self.store.meters.get(name), self.truth[name]
         if meter is None:
             return Found(name, "w", self.now, None, None, self.now, 0, Measured(0, 0, 0), WORK)
-        end = min(self.now, meter.covered_until, self.now if quote.ended_at is None else quote.ended_at)
-        paid_ms = meter.paid_ms + paying.paid_ms(quote, (), start=meter.looked_at, end=end, waits=True)
+        paid_ms = meter.paid_ms + paying.new_ms(quote, meter, self.held(name), now=self.now, waits=True)
         seen = Measured(truth.tokens, paid_ms, truth.open_slots)
         return Found(name, "w", self.now, meter.looked_at, meter.leasable, self.now, 0, seen, WORK)
+
+    def held(self, name: str) -> Held:
+        own = [other for other in self.store.quotes if worker(other) == worker(name)]
+        made_at = self.store.quotes[name].made_at
+        return Held(
+            tuple(lease for other in own for lease in self.truth[other].leases),
+            frozenset(other for other in own if self.store.quotes[other].uusd_per_million_tokens is not None),
+            min((self.store.quotes[x].made_at for x in own if x != name and self.store.quotes[x].made_at >= made_at), default=1e18),
+        )
 
     @rule(
         name=quotes,
@@ -167,7 +224,10 @@ class Money(RuleBasedStateMachine):
         for entry in looked.entries:
             self.store.add(entry)
         self.store.meters[name] = looked.meter
-        self.truth[name].paid_ms = looked.meter.paid_ms
+        if meter is not None:
+            truth, until = self.truth[name], min(one.at, meter.covered_until)
+            truth.open_s += max(Fraction(until) - Fraction(meter.looked_at), Fraction(0))
+            truth.looks += meter.covered_until < one.at  # a gap: what comes after it is cut anew
         if looked.ended_because:
             assert self.budget is not None, "a job without a budget never lacks money"
             self.store.quotes[name] = replace(quote, ended_at=self.now, ended_because=looked.ended_because)
@@ -231,9 +291,42 @@ class Money(RuleBasedStateMachine):
             if meter.closed_at is not None:
                 quote, truth = self.store.quotes[name], self.truth[name]
                 by_tokens = truth.tokens * (quote.uusd_per_million_tokens or 0) // 1_000_000
-                by_time = quote.uusd_per_idle_hour * truth.paid_ms // 3_600_000
+                by_time = quote.uusd_per_idle_hour * meter.paid_ms // 3_600_000
                 assert by_tokens + by_time - 1 <= earned <= by_tokens + by_time
                 assert self.store.standing(Account.RESERVED, name) == 0
+
+    @invariant()
+    def time_is_paid_whole_and_once(self) -> None:
+        """No more than was reserved, all of it while a worker that waits has no work, and no moment by two of its quotes.
+
+        A millisecond is lost or won at each end of what was looked at without a gap.
+        """
+        for name, truth in self.truth.items():
+            meter, quote = self.store.meters.get(name), self.store.quotes[name]
+            if meter is None:
+                continue
+            most = float(truth.open_s) * 1000
+            assert meter.paid_ms < most + truth.looks + 1
+            alone = not truth.leases and not name.endswith("+") and f"{name}+" not in self.truth
+            if alone and quote.ended_at is None:
+                assert meter.paid_ms > most - truth.looks - 1
+        for first in [name for name in self.truth if not name.endswith("+")]:
+            names = [name for name in self.truth if worker(name) == worker(first)]
+            paid = sum(self.store.meters[name].paid_ms for name in names if name in self.store.meters)
+            rated = [name for name in names if self.store.quotes[name].uusd_per_million_tokens is not None]
+            spans = sorted(
+                (one.issued_at, self.now if one.closed_at is None else one.closed_at)
+                for name in rated
+                for one in self.truth[name].leases
+            )
+            busy, reached = 0.0, 0.0
+            for begin, end in spans:
+                busy += max(end - max(begin, reached), 0.0)
+                reached = max(reached, end)
+            looked = max((m.looked_at for m in (self.store.meters.get(n) for n in names) if m is not None), default=self.now)
+            if looked >= self.now:
+                ends = sum(self.truth[name].looks + 1 for name in names) + 2 * len(spans)
+                assert paid + 1000 * busy <= 1000 * (self.now - self.store.quotes[first].made_at) + ends
 
 
 TestMoney = Money.TestCase

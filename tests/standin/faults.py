@@ -14,8 +14,10 @@ AFTER = ("timeout, carried out", "truncated body", "500, carried out", "empty bo
 ONLY: Mapping[str, tuple[str, ...]] = {
     "search": ("unit confusion", "offers as a lone object", "bad field in an offer"),
     "create": ("offer vanished", "created, then an error", "no capacity", "no balance"),
-    "list": ("duplicate pages", "a machine left out once", "bad field in a machine"),
+    "list": ("duplicate pages", "a machine left out once", "bad field in a machine", "a machine without an id"),
 }
+
+WRONG_SHAPES = frozenset({"unit confusion", "bad field in an offer", "bad field in a machine", "a machine without an id"})
 
 
 @dataclass

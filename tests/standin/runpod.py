@@ -113,6 +113,8 @@ class RunPodStandIn:
             pods += pods
         if fault == "bad field in a machine" and pods:
             pods[0]["cost"] = -1
+        if fault == "a machine without an id" and pods:
+            pods[0]["id"] = None
         return Reply(200, {"pods": pods})
 
     def _pod(self, one: Instance) -> dict[str, Any]:

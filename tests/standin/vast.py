@@ -141,6 +141,8 @@ class VastStandIn:
             records += records[:1]
         if fault == "bad field in a machine" and records:
             records[0]["dph_total"] = "unknown"
+        if fault == "a machine without an id" and records:
+            records[0]["id"] = None
         return Reply(
             200,
             {

@@ -202,3 +202,14 @@ async def test_nothing_is_decided_while_nothing_changed(scene: Any) -> None:
     await scene.worker("b", 0.2)
     await scene.look(1.0)
     assert scene.market.decided_at == scene.clock.time
+
+
+async def test_a_budget_that_pays_nobody_pauses_the_job_in_words(scene: Any) -> None:
+    """And a raise lets it go on."""
+    await scene.job(budget={"steps": 1000, "usd": 0.000_01})
+    await scene.worker("a", 0.5)
+    assert await scene.look() == {}
+    (job,) = await scene.rows(Job, id=JOB)
+    assert job.state is JobState.PAUSED
+    assert "are left of the budget of 1e-05 USD" in job.reason
+    assert "raise it and resume" in job.reason

@@ -222,10 +222,15 @@ class Scene:
         return await self.store.read(lambda r: r.select(Rental, state=states))
 
     async def _books(self) -> None:
-        """What we say that it cost is never less than the truth, but for the second that a Date header cuts off."""
+        """What we say that it cost is never less than the truth, but for the second that a Date header cuts off.
+
+        A machine that ended before anything showed it is known to its provider alone.
+        """
         rows = await self.store.read(lambda r: r.select(Rental))
         slack = sum(row.price for row in rows) / 3600 + 1
-        said, true = sum(row.cost_uusd for row in rows), self.there.world.spent()
+        world, known = self.there.world, {(row.instance_id or "").removeprefix("pod") for row in rows}
+        said = sum(row.cost_uusd for row in rows)
+        true = sum(one.cost(world.now) for one in world.instances if one.id in known)
         if said + slack < true:
             self.violations.append(f"the books say {said} uUSD, the provider billed {true:.0f}")
         accounts = await self.store.read(lambda r: r.select(LedgerAccount, job_id=JOB))

@@ -16,14 +16,14 @@ FATES = {"slow start", "outbid", "machine died", "price rise", "stuck terminatin
 
 
 async def test_random_fault_sequences_leave_no_orphan_rent_nothing_twice_and_pass_no_budget(stores, capsys):
-    """60 seeds; every fault, every fate and a crash after every step really happened."""
-    tally = await run_sequences(range(60), stores)
+    """32 seeds; every fault, every fate and a crash after every step really happened."""
+    tally = await run_sequences(range(32), stores)
     with capsys.disabled():
         print(f"\n{tally.table()}")
     assert not tally.failures, "\n".join(tally.failures)
     assert set(tally.fired) >= FAULTS | FATES
     assert set(tally.crashes) == set(CRASHES)
-    assert tally.busy >= 45  # a coordinator that rents nothing keeps every law
+    assert tally.busy >= 24  # a coordinator that rents nothing keeps every law
 
 
 @pytest.mark.long

@@ -72,6 +72,23 @@ async def test_a_create_that_was_not_carried_out_is_sent_again_after_it_was_look
     assert scene.there.asked[scene.there.asked.index("create") :][:looks].count("list") >= 3
 
 
+@KINDS
+async def test_a_list_that_cannot_be_read_whole_says_nothing_of_what_it_lacks(stores, kind):
+    """The create's reply was lost and the list shows a record of ours without its id: it is not absent, and nothing is created."""
+    scene = await scene_of(stores, kind)
+    spoilt = {"create": "timeout, carried out", "list": "a machine without an id"}
+    scene.there.faults.draw = lambda operation, now: (
+        spoilt.get(operation) if scene.there.world.instances or operation == "create" else None
+    )
+    await turns(scene, 1, 1)
+    await turns(scene, 2, 12)
+    assert [(row.state, row.tries, row.absent_looks) for row in await rows(scene)] == [(RentalState.REQUESTED, 1, 0)]
+    assert scene.there.asked.count("create") == 1
+    spoilt.clear()
+    await turns(scene, 1, 3)
+    assert [(row.state, row.tries) for row in await rows(scene)] == [(RentalState.RUNNING, 1)]
+
+
 async def test_a_bid_that_was_refused_and_left_a_machine_is_destroyed(stores):
     scene = await scene_of(stores, "vast")
     refused = iter(["created, then an error"])

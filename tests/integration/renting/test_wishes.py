@@ -13,6 +13,7 @@ from coordinator.domain.model import Job
 from coordinator.service.market_board import Shown
 from coordinator.service.renting_ports import RentingSettings
 from coordinator.service.renting_wishes import IDLE_S, say
+from pricing.feeds.contract import RentalOffer
 from pricing.throughput import Throughput
 from tests.integration.renting.scene import JOB, Scene, feed_of
 from tests.standin.here import sender, standin
@@ -91,3 +92,18 @@ async def test_nothing_is_rented_for_a_job_without_a_budget_of_money(scene):
     await verdict(scene, offered=0.0)
     await turns(scene, 3)
     assert scene.there.world.instances == []
+
+
+async def test_a_provider_whose_budget_is_used_up_does_not_keep_others_from_being_asked(scene):
+    """Its offers are the cheapest, and stay so."""
+    desk = scene.deps.rentals
+    scene.budget_uusd = 1_000
+    scene.start()
+    scene.renter._desk = desk
+    await scene.renter.search()
+    desk.offers["runpod"] = (RentalOffer("runpod", "COMMUNITY/X", "X", 9_000_000, fetched_at=scene.clock.now()),)
+    await verdict(scene, offered=0.0)
+    for _ in range(2):
+        await say(scene.deps, {name: RentingSettings(10**8, "u", "i", limits=scene.limits) for name in ("vast", "runpod")})
+        await scene.renter.turn()
+    assert (desk.wishes("vast")[JOB].count, desk.wishes("runpod")[JOB].count) == (0, 1)

@@ -238,3 +238,102 @@ async def test_leaving_keeps_what_was_earned(coordinator: Any, stranger: Any) ->
     assert await standing(coordinator, f"outside/{quote.job_id}") == -16
     assert (await coordinator.get(Worker, worker.id)).state == "gone"
     await the_books_hold(coordinator)
+
+
+BY_TIME = {"uusd_per_million_tokens": None, "uusd_per_idle_hour": 3_600_000}  # 1 uUSD a millisecond
+
+
+async def followed(coordinator: Any, quote: QuoteRow, **terms: Any) -> QuoteRow:
+    """The quote ends now, and another one of the worker's begins."""
+    now = coordinator.clock.now()
+    after = replace(quote, id=f"{quote.id}+", made_at=now, **terms)
+    await coordinator.put(replace(quote, ended_at=now, ended_because="its rate is measured"), after)
+    await accounting.look(coordinator.deps)
+    return after
+
+
+async def test_time_of_work_under_way_is_paid_when_a_quote_by_the_token_follows(coordinator: Any, stranger: Any) -> None:
+    """A lease of a quote by time: 10 s before the next quote, 10 s after it. Both pay their part, and nothing is paid twice."""
+    worker = await stranger().ready()
+    quote = await quoted(coordinator, worker, **BY_TIME)
+    await worker.lease()
+    await look(coordinator, after_s=10.0)
+    after = await followed(coordinator, quote, uusd_per_million_tokens=PER_TOKEN)
+    await look(coordinator, after_s=50.0)
+    paid = [(await coordinator.get(Meter, one.id)).paid_ms for one in (quote, after)]
+    assert 9_900 <= paid[0] <= 10_500
+    assert 49_500 <= paid[1] <= 50_500
+    await the_books_hold(coordinator)
+
+
+async def test_waiting_is_not_paid_while_work_of_the_quote_before_is_paid_by_the_token(coordinator: Any, stranger: Any) -> None:
+    worker = await stranger().ready()
+    quote = await quoted(coordinator, worker, uusd_per_idle_hour=3_600_000)
+    await worker.lease()
+    await look(coordinator, after_s=6.0)
+    after = await followed(coordinator, quote)
+    coordinator.clock.added += 6.0
+    coordinator.deps.presence.asks(worker.id, quote.job_id, 0, at=coordinator.clock.now())
+    await look(coordinator, after_s=0.0)
+    assert (await coordinator.get(Meter, after.id)).paid_ms == 0
+    lease = await coordinator.rows(Lease, worker_id=worker.id)
+    await coordinator.put(replace(lease[0], state=LeaseState.EXPIRED, closed_at=coordinator.clock.now()))
+    await look(coordinator, after_s=6.0)
+    assert 5_900 <= (await coordinator.get(Meter, after.id)).paid_ms <= 6_200
+
+
+async def test_time_of_work_under_way_is_paid_as_far_as_it_is_reserved_when_nothing_follows(
+    coordinator: Any, stranger: Any
+) -> None:
+    """The job has 100 USD; the last look before the end reserved for 60 s."""
+    worker = await stranger().ready()
+    quote = await quoted(coordinator, worker, **BY_TIME)
+    lease = await worker.lease()
+    row = await coordinator.get(Job, quote.job_id)
+    budget = row.config.budget.model_copy(update={"usd": 100.0})
+    await coordinator.put(replace(row, config=row.config.model_copy(update={"budget": budget})))
+    await look(coordinator, after_s=10.0)
+    await coordinator.put(replace(quote, ended_at=coordinator.clock.now(), ended_because="another does it for less"))
+    await look(coordinator, after_s=20.0)
+    assert 29_900 <= (await coordinator.get(Meter, quote.id)).paid_ms <= 30_500
+    assert await standing(coordinator, f"reserved/{quote.id}") > 39_000
+    await look(coordinator, after_s=200.0)
+    assert 69_900 <= (await coordinator.get(Meter, quote.id)).paid_ms <= 70_500
+    await worker.submit(lease)
+    await look(coordinator)
+    assert (await coordinator.get(Meter, quote.id)).closed_at is not None
+    assert await standing(coordinator, f"reserved/{quote.id}") == 0
+    await the_books_hold(coordinator)
+
+
+async def test_a_refusal_in_the_last_moment_is_paid_although_a_look_came_before_its_commit(coordinator: Any, stranger: Any) -> None:
+    """The rows are written a second after the deadline, by a submission that came in time."""
+    worker = await stranger().ready()
+    quote = await quoted(coordinator, worker)
+    lease = await worker.lease()
+    await look(coordinator)
+    row = await coordinator.get(Lease, lease.lease_id)
+    ends = {"state": LeaseState.CANCELLED, "reason": "job_paused: test", "closed_at": coordinator.clock.now()}
+    await coordinator.put(replace(row, **ends), replace(quote, ended_at=coordinator.clock.now(), ended_because="the job is paused"))
+    coordinator.clock.added += row.deadline - coordinator.clock.now() + 0.5
+    await look(coordinator, after_s=0.0)
+    late = Refusal(
+        "r", worker.id, quote.job_id, row.id, row.group_id, 0, "lease_closed", "", "job", True, 8, row.deadline, quote.id
+    )
+    await coordinator.put(late)
+    await look(coordinator)
+    assert await standing(coordinator, f"earned/{quote.id}") == 8
+    await look(coordinator, after_s=40.0)
+    assert (await coordinator.get(Meter, quote.id)).closed_at is not None
+
+
+async def test_who_asks_so_that_nobody_can_answer_does_not_wait(coordinator: Any, stranger: Any) -> None:
+    """Weights that were never confirmed, or older ones than the worker holds: there is work, and it avoids it."""
+    worker = await stranger().ready()
+    quote = await quoted(coordinator, worker, uusd_per_idle_hour=3_600_000)
+    await worker.submit(await worker.lease())
+    await look(coordinator, after_s=50.0)
+    paid = (await coordinator.get(Meter, quote.id)).paid_ms
+    assert "not published" in (await worker.ask(7)).reason
+    await look(coordinator, after_s=6.0)
+    assert (await coordinator.get(Meter, quote.id)).paid_ms == paid

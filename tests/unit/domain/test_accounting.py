@@ -88,17 +88,32 @@ def test_more_is_wanted_after_a_busy_time():
 )
 def test_paid_time_is_waiting_or_working(leases: tuple[Lease, ...], waits: bool, by_rate: int, by_time: int):
     """10 s, of which a union of leases covers 4 s and the last second."""
-    assert paying.paid_ms(QUOTE, leases, start=100.0, end=110.0, waits=waits) == by_rate
+    ours = {"start": 100.0, "end": 110.0, "waits": waits, "by_token": frozenset({"q"})}
+    assert paying.paid_ms(QUOTE, leases, **ours) == by_rate
     untimed = replace(QUOTE, uusd_per_million_tokens=None)
-    assert paying.paid_ms(untimed, leases, start=100.0, end=110.0, waits=waits) == by_time
-    assert paying.paid_ms(replace(QUOTE, role="spare"), leases, start=100.0, end=110.0, waits=waits) == 0
-    assert paying.paid_ms(untimed, leases, start=110.0, end=100.0, waits=waits) == 0
+    timed = ours | {"by_token": frozenset()}
+    assert paying.paid_ms(untimed, leases, **timed) == by_time
+    assert paying.paid_ms(replace(QUOTE, role="spare"), leases, **ours) == 0
+    assert paying.paid_ms(untimed, leases, **timed | {"start": 110.0, "end": 100.0}) == 0
+
+
+def test_work_left_from_the_quote_before_is_paid_once():
+    """10 s. A lease of a quote by time over the first 6 s, one of a quote by the token from second 4 to 8."""
+    before = (replace(lease(99.0, 106.0), quote_id="timed"), replace(lease(104.0, 108.0), quote_id="rated"))
+    for waits, paid in ((False, 4_000), (True, 4_000 + 2_000)):
+        by_token = frozenset({"q", "rated"})
+        assert paying.paid_ms(QUOTE, before, start=100.0, end=110.0, waits=waits, by_token=by_token) == paid
+        untimed = replace(QUOTE, uusd_per_million_tokens=None)
+        assert paying.paid_ms(untimed, before, start=100.0, end=110.0, waits=waits, by_token=frozenset({"rated"})) == paid
 
 
 def test_parts_of_a_millisecond_add_up_over_many_looks():
     times = [100.0 + n * 0.0007 for n in range(10_001)]
-    parts = sum(paying.paid_ms(QUOTE, (), start=a, end=b, waits=True) for a, b in pairwise(times))
-    assert parts == paying.paid_ms(QUOTE, (), start=times[0], end=times[-1], waits=True) == 7_000
+
+    def paid(start: float, end: float) -> int:
+        return paying.paid_ms(QUOTE, (), start=start, end=end, waits=True, by_token=frozenset())
+
+    assert sum(paid(a, b) for a, b in pairwise(times)) == paid(times[0], times[-1]) == 7_000
 
 
 def test_what_may_still_be_paid_of_a_lease():
@@ -171,6 +186,19 @@ def test_a_quote_ends_when_its_time_cannot_be_covered():
     looked = accounting.look(Purse("j", 59_999), QUOTE, None, found(meter=None), funded(59_999))
     assert "budget_used_up" in looked.ended_because
     assert "0.000001 USD are lacking" in looked.ended_because
+
+
+def test_time_of_work_under_way_stays_reserved_when_a_quote_without_a_rate_ends():
+    """1 uUSD a millisecond; reserved until 160.0, the end is seen at 111.0."""
+    over = replace(QUOTE, uusd_per_million_tokens=None, ended_at=110.0, ended_because="another does it for less")
+    looked = accounting.look(
+        Purse("j", 100_000), over, METER, found(paid_ms=10_000, open_slots=1), funded(100_000, reserved=60_000)
+    )
+    assert [(entry.kind, entry.moves[0].uusd) for entry in looked.entries] == [("settle", -10_000), ("release", -1_000)]
+    assert (looked.meter.covered_until, looked.meter.closed_at) == (160.0, None)
+    done = accounting.look(Purse("j", 100_000), over, METER, found(paid_ms=10_000), funded(100_000, reserved=60_000))
+    assert [(entry.kind, entry.moves[0].uusd) for entry in done.entries] == [("settle", -10_000), ("release", -50_000)]
+    assert done.meter.closed_at == 111.0
 
 
 def test_a_job_without_a_budget_is_given_what_it_needs():

@@ -22,6 +22,7 @@ from coordinator.domain.market import (
     limits_of,
     required_of,
     terms_of,
+    unpayable,
 )
 from coordinator.domain.market_orders import timed
 from coordinator.domain.model import Job, JobState, QuoteRow
@@ -298,3 +299,34 @@ def test_any_verdict_stays_in_budget_and_speaks_to_everyone(
     assert limit is None or verdict.usd_per_hour <= limit + 1e-6
     assert all(one.worker_id in verdict.active for one in bidders if one.is_ready and one.uusd_per_hour == 0)
     assert all(words for words in (*verdict.active.values(), *verdict.standby.values()))
+
+
+class TestMoneyThatPaysNobody:
+    """A job that nobody can be paid for pauses, in words, rather than stand still."""
+
+    def why(self, case: JobMarket) -> str | None:
+        return unpayable(case, decide([case], NOW)["j"], NOW)
+
+    def test_before_the_rates_are_known(self) -> None:
+        """0.36 USD/h for 120 s are 0.012 USD."""
+        budget = {"steps": 10, "usd": 1.0}
+        dear = fresh("a", 0.36)
+        assert self.why(market(dear, figures=Figures(), budget=budget, spent=988_000)) is None
+        assert self.why(market(dear, figures=Figures(), budget=budget, spent=988_100)) == (
+            "0.0119 USD are left of the budget of 1.0 USD, which pay 0.3600 USD/h, the least that is asked, for less than 120 s"
+            " (budget.usd): raise it and resume"
+        )
+
+    def test_when_the_cheapest_set_costs_more_than_is_left(self) -> None:
+        budget = {"steps": 10_000, "usd": 1e-4}
+        assert (self.why(market(bidder("a", 0.2, 9.0), budget=budget)) or "").startswith(
+            "nobody can be paid (budget.usd): the cheapest set costs"
+        )
+
+    def test_not_where_something_else_is_in_the_way(self) -> None:
+        budget = {"steps": 10, "usd": 1.0}
+        assert self.why(market(bidder("a", 0.2, 9.0))) is None
+        assert self.why(market(budget=budget)) is None
+        assert self.why(market(fresh("a", 0.2, is_ready=False), figures=Figures(), budget=budget, spent=1_000_000)) is None
+        assert self.why(market(fresh("a", 0.2), figures=Figures(), budget=budget | {"usd_per_hour": 0.1})) is None
+        assert self.why(market(fresh("a", 0.0), figures=Figures(), budget=budget, spent=1_000_000)) is None

@@ -14,6 +14,7 @@ from pricing.rental_plan import (
     Purse,
     Wanted,
     afford,
+    affordable,
     committed_uusd,
     decide,
     decide_blind,
@@ -114,6 +115,12 @@ def test_a_machine_is_opened_only_inside_the_purse() -> None:
     words = afford(offer("a"), [], Purse("vast", 1_799_999), LIMITS, at=0.0)
     assert words is not None
     assert words.startswith("vast: 1799999 uUSD are allowed, 0 are spent or bound")
+
+
+def test_offers_that_the_providers_purse_does_not_bear_are_not_shown() -> None:
+    purse = Purse("vast", 3_700_000)
+    assert affordable([offer("a"), offer("b", 2 * HOUR)], facts(provider_purse=purse), LIMITS) == (offer("a"), offer("b", 2 * HOUR))
+    assert affordable([offer("a"), offer("b", 2 * HOUR)], facts(rental("z"), provider_purse=purse), LIMITS) == (offer("a"),)
 
 
 def test_what_is_missing_is_opened_in_the_wishs_order_and_never_one_machine_twice() -> None:

@@ -165,11 +165,6 @@ def test_the_bill_starts_when_the_provider_says_if_that_can_be() -> None:
         assert look(sent(), handle(started_at=impossible), 20.0).cost_uusd == pytest.approx(11_000, abs=2)
 
 
-def test_after_a_second_create_the_bill_starts_at_the_first() -> None:
-    """Its machine may have run from 9 on and ended unseen, while the coordinator was down."""
-    assert look(sent(tries=2), handle(started_at=15.0), 20.0).cost_uusd == pytest.approx(11_000, abs=2)
-
-
 def test_the_higher_price_counts_the_agreed_or_the_shown() -> None:
     """A rise seen at 30 counts from the look before; a machine that shows 0 while stopped costs what was agreed."""
     rental = look(look(sent(), handle(uusd_per_hour=3_600_000), 20.0), handle(uusd_per_hour=7_200_000), 30.0)

@@ -47,3 +47,25 @@ def test_silence_that_is_excused_moves_the_loss() -> None:
     assert presence.earliest_loss(35.0) == 200.0
     presence.touch("a", epoch=1, at=190.0)
     assert presence.earliest_loss(35.0) == 215.0
+
+
+def test_only_the_newest_request_that_work_can_answer_counts_as_waiting():
+    """One that asks another job, with older weights than it confirmed, or for what nobody can give it, avoids work."""
+    presence = Presence()
+    presence.asks("w", "a", 3, at=10.0)
+    assert (presence.asked_at("w", "a"), presence.asked_at("w", "b")) == (10.0, 0.0)
+    presence.asks("w", "b", 0, at=11.0)
+    assert (presence.asked_at("w", "a"), presence.asked_at("w", "b")) == (0.0, 11.0)
+    presence.asked_in_vain("w", "a")
+    assert presence.asked_at("w", "b") == 11.0
+    presence.asked_in_vain("w", "b")
+    assert presence.asked_at("w", "b") == 0.0
+    presence.has_fetched("w", "a", 4)
+    presence.has_fetched("w", "a", 2)
+    presence.asks("w", "a", 3, at=12.0)
+    assert presence.asked_at("w", "a") == 0.0
+    presence.asks("w", "a", 4, at=13.0)
+    assert presence.asked_at("w", "a") == 13.0
+    presence.forget("w")
+    presence.asks("w", "a", 0, at=14.0)
+    assert presence.asked_at("w", "a") == 14.0
