@@ -41,6 +41,7 @@ from coordinator.service.control_desk import control_desk
 from coordinator.service.deps import Deps, ServiceSettings
 from coordinator.service.driving import Tools
 from coordinator.service.forthcoming import hear
+from coordinator.service.loop_lag import keep_looking
 from coordinator.service.market import keep_market
 from coordinator.service.renting import Renter
 from coordinator.service.renting_ports import RentingSettings
@@ -270,6 +271,7 @@ async def _start_loops(settings: Settings, deps: Deps, swarm: _Swarm, stack: con
         ("seeding", lambda: keep_seeding(deps, seeder)),
         ("speaking", lambda: keep_speaking(deps, swarm.voice)),
         ("tidy", lambda: keep_tidy(deps, publisher, remove_scratch)),
+        ("lag", lambda: keep_looking(deps.lag)),
     ]
     loops += await _renters(settings, deps, stack)
     if net is not None:

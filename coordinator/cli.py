@@ -31,6 +31,8 @@ app.add_typer(job_app, name="job")
 app.add_typer(worker_app, name="worker")
 app.add_typer(invite_app, name="invite")
 app.add_typer(token_app, name="token")
+ledger_app = typer.Typer(invoke_without_command=True)
+app.add_typer(ledger_app, name="ledger")
 weights_app = typer.Typer(no_args_is_help=True, help="A version of a model as a small change to another.")
 app.add_typer(weights_app, name="weights")
 
@@ -110,8 +112,9 @@ def audit(job: str, url: Url = None, token: Token = None, data_dir: DataDir = No
     jobs.show_audit(result, as_json=as_json)
 
 
-@app.command()
+@ledger_app.callback()
 def ledger(
+    context: typer.Context,
     job: Annotated[str | None, typer.Option(help="Only this job.")] = None,
     worker: Annotated[str | None, typer.Option(help="Only this worker.")] = None,
     account: Annotated[str | None, typer.Option(help="Only entries that moved this account, such as spent/JOB.")] = None,
@@ -123,11 +126,28 @@ def ledger(
     as_json: AsJson = False,
 ) -> None:
     """Money: every entry of the double-entry ledger, newest first, or what each account holds."""
+    if context.invoked_subcommand is not None:
+        return
     query = ledger_words.filters(job=job, worker=worker, account=account, limit=limit)
     read, show = (
         (ledger_words.balances, ledger_words.show_balances) if balances else (ledger_words.entries, ledger_words.show_entries)
     )
     _shown(find(url, token, data_dir).run(lambda client: read(client, query)), show, as_json)
+
+
+@ledger_app.command("pay")
+def pay(
+    worker: Annotated[str, typer.Argument(help="Id of the worker.")],
+    usd: Annotated[str, typer.Argument(help="What it was paid, USD.")],
+    note: Annotated[str, typer.Option(help="Such as the number of the transfer; the worker reads it.")] = "",
+    url: Url = None,
+    token: Token = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put on record that you paid a worker, outside of ECHO-2; at most what it earned."""
+    reply = find(url, token, data_dir).run(lambda client: ledger_words.pay(client, worker, usd, note))
+    _shown(reply, ledger_words.show_payout, as_json)
 
 
 @app.command()

@@ -186,8 +186,10 @@ def _shared(pool: Pool, lots: Lots, need: Need, level: float, effort: Effort) ->
         units = _covered(lots, need, time, effort)
         if units is None:
             return
+        if (took := pool.broadcast(units, need.broadcast)) <= 0:
+            return  # no links make it shorter
         low, high = 0.0, inf
-        toll = float(np.abs(lots.costs) @ units) / pool.broadcast(units, need.broadcast)
+        toll = float(np.abs(lots.costs) @ units) / took
         for _ in range(effort.tolls):
             priced = replace(lots, costs=lots.costs + toll * _delays(pool, units, need))
             units = cast(Ints, _covered(priced, need, time, effort))  # prices do not make rate scarce

@@ -28,6 +28,7 @@ class Kind(StrEnum):
     RELEASE = "release"  # a reservation is needed no more
     ACCRUE = "accrue"  # a rental or traffic cost something, by the provider's clock
     COMPENSATE = "compensate"
+    PAYOUT = "payout"  # an operator paid a worker what it had earned, outside of ECHO-2
 
 
 class Account(StrEnum):
@@ -41,9 +42,11 @@ class Account(StrEnum):
     EARNED = "earned"  # of a quote: what its worker earned under it
     PROVIDER = "provider"  # of a rental: what its provider is owed
     TRAFFIC = "traffic"  # of a job: what its bytes cost
+    CASH = "cash"  # of a worker: where its payouts come from
+    PAID = "paid"  # of a worker: what it was paid out
 
 
-BELOW_ZERO = frozenset({Account.OUTSIDE, Account.DEBTS})  # these stand at 0 or below, all others at 0 or above
+BELOW_ZERO = frozenset({Account.OUTSIDE, Account.DEBTS, Account.CASH})  # these stand at 0 or below, all others at 0 or above
 PAYEES = frozenset({Account.EARNED, Account.PROVIDER, Account.TRAFFIC})
 
 
@@ -196,6 +199,18 @@ def settle(balances: Balances, claim: Claim, *, owed: int, paid: int, reason: st
     )
     kind = Kind.SETTLE if claim.payee is Account.EARNED else Kind.ACCRUE
     return Entry(_id(balances, kind, claim.reserved), kind, claim.job, claim.subject, moves, reason)
+
+
+def payout(balances: Balances, worker: str, *, uusd: int, earned: int, reason: str) -> Entry | Refused:
+    """Put on record that a worker was paid out, of the `earned` in all; never more than that. It belongs to no job."""
+    if uusd <= 0:
+        return Refused(f"{uusd} uUSD cannot be paid out to {worker}: give 1 or more")
+    paid = standing(balances, Account.PAID, worker)
+    if paid + uusd > earned:
+        return Refused(f"{uusd} uUSD are more than {worker} has to get: {earned} are earned, {paid} are paid out")
+    account = name(Account.PAID, worker)
+    moves = (Move(name(Account.CASH, worker), -uusd), Move(account, uusd))
+    return Entry(_id(balances, Kind.PAYOUT, account), Kind.PAYOUT, "", worker, moves, reason)
 
 
 def compensate(entry: Entry, *, reason: str) -> Entry | Refused:

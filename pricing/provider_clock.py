@@ -19,7 +19,8 @@ class ProviderClock:
 
     def said(self, at: float | None, *, ours: float) -> float:
         """What a reply said of its time (None: nothing); the time that is taken for it."""
-        self.at = ours if at is None or abs(at - ours) > MOST_APART_S else at
+        expected = self.now(ours=ours)
+        self.at = expected if at is None or abs(at - ours) > MOST_APART_S else at
         self.ours = ours
         return self.at
 

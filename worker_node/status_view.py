@@ -59,7 +59,7 @@ def _earnings(status: Status) -> Iterator[str]:
         yield f"earnings    not asked yet; {status.accepted_here} completions accepted since the start"
         return
     yield (
-        f"earnings    {_usd(account['earned_uusd'])} for {account['active_s'] / 3600:.2f} h: {account['accepted_rollouts']} completions "
+        f"earnings    {_usd(account['earned_uusd'])}{_paid_out(account)} for {account['active_s'] / 3600:.2f} h: {account['accepted_rollouts']} completions "
         f"({account['accepted_tokens']} tokens) accepted, {account['refused_rollouts']} refused"
     )
     for line in account.get("quotes", ())[:SHOWN_QUOTES]:
@@ -68,6 +68,14 @@ def _earnings(status: Status) -> Iterator[str]:
     for (code, reason, blame, paid), count in list(alike.items())[:SHOWN_NOTES]:
         times = f"{count} times " if count > 1 else ""
         yield f"  refused     {times}{code}: {reason} (fault: {blame}, {'paid' if paid else 'not paid'})"
+
+
+def _paid_out(account: Mapping[str, Any]) -> str:
+    paid = account.get("paid_out_uusd", 0)
+    if not paid:
+        return ""
+    last = account["payouts"][0]
+    return f" ({_usd(paid)} paid out, last {_usd(last['uusd'])}{': ' + last['note'] if last['note'] else ''})"
 
 
 def _quote(line: Mapping[str, Any]) -> str:

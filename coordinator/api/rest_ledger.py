@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.api.rest_table import Call, Route
+from coordinator.api.rest_table import Call, Route, Write
 from coordinator.service import operator_ledger
 from coordinator.wire import rest_ledger
 
@@ -19,6 +19,12 @@ async def balances(call: Call) -> rest_ledger.Balances:
     """GET /ledger/balances."""
     query = call.query_as(rest_ledger.BalancesQuery)
     return await call.deps.store.read(lambda reader: operator_ledger.balances(reader, call.caller, query))
+
+
+async def pay_out(call: Call) -> Write:
+    """POST /ledger/payouts."""
+    new = call.body_as(rest_ledger.NewPayout)
+    return Write(lambda tx: operator_ledger.pay_out(tx, new, now=call.now))
 
 
 ROUTES = (
@@ -41,5 +47,17 @@ ROUTES = (
         balances,
         rest_ledger.Balances,
         query=rest_ledger.BalancesQuery,
+    ),
+    Route(
+        "POST",
+        LEDGER + "/payouts",
+        "admin",
+        "ledger",
+        "Put on record that a worker was paid",
+        pay_out,
+        rest_ledger.PayoutView,
+        body=rest_ledger.NewPayout,
+        body_kind="json",
+        status=201,
     ),
 )

@@ -70,7 +70,10 @@ async def prometheus(call: Call) -> web.Response:
     """GET /metrics: for anyone on this host, else for whoever has a token."""
     if not is_local(call.request):
         await signed_in(call.deps, call.request)
-    text = await call.deps.store.read(lambda reader: exposition(reader, now=call.now, asked=call.deps.control.asked))
+    deps = call.deps
+    text = await deps.store.read(
+        lambda reader: exposition(reader, now=call.now, asked=deps.control.asked, lag_s=deps.lag.longest_s)
+    )
     return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
 

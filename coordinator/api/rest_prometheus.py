@@ -1,4 +1,4 @@
-"""Prometheus' text format, made from rows at each scrape: a restart changes no figure (law 6), but for the counters of calls."""
+"""Prometheus' text format, made from rows at each scrape: a restart changes no figure (law 6), but for counters of calls and the lag."""
 
 from __future__ import annotations
 
@@ -54,9 +54,10 @@ MARKET = (
 )
 
 
-async def exposition(reader: Reader, *, now: float, asked: Mapping[str, int]) -> bytes:
-    """The page. `asked`: control requests answered, by way."""
-    samples = [*await _pool(reader), *await _jobs(reader, now=now)]
+async def exposition(reader: Reader, *, now: float, asked: Mapping[str, int], lag_s: float) -> bytes:
+    """The page. `asked`: control requests answered, by way; `lag_s`: the longest that the event loop stood still lately."""
+    lag: Sample = ("echo2_event_loop_lag_seconds", "The longest that calls waited for the event loop, last minute", {}, lag_s)
+    samples = [lag, *await _pool(reader), *await _jobs(reader, now=now)]
     registry = CollectorRegistry()
     registry.register(_Rows(samples, asked))
     return generate_latest(registry)

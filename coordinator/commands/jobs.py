@@ -96,7 +96,8 @@ def _show_event(event: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         show_json(event)
         return
-    data = ", ".join(f"{name}={value}" for name, value in event["data"].items() if value is not None)
+    shown = {name: _reading(value) if isinstance(value, float) else value for name, value in event["data"].items()}
+    data = ", ".join(f"{name}={value}" for name, value in shown.items() if value is not None)
     console.print(f"{when(event['at'])}  {event['seq']:>5}  {event['kind']}  {data}")
 
 
@@ -131,8 +132,8 @@ def show_job(job: Any) -> None:
     highest = "none yet" if staleness["highest"] is None else f"highest {staleness['highest']}"
     rows = (
         ("step", f"{job['committed_steps']} of {job['planned_steps']}"),
-        ("reward (sampled)", figure((job["reward"] or {}).get("value"))),
-        ("held-out", figure((job["eval"] or {}).get("value"))),
+        ("reward (sampled)", figure((job["reward"] or {}).get("value")) or "none yet"),
+        ("held-out", figure((job["eval"] or {}).get("value")) or "none yet"),
         ("newest version", job["newest_version"]),
         ("staleness", f"{highest}, bound {staleness['bound']}; groups by age: {counts(staleness['histogram'])}"),
         ("learner busy", "" if learner["utilisation"] is None else f"{learner['utilisation']:.0%}"),
@@ -183,14 +184,19 @@ def show_rollouts(reply: Any, limit: int) -> None:
     show_table("Rollouts", ("group/slot", "step", "prompt", "completion", "reward", "outcome", "version"), rows)
 
 
+def _reading(value: float | None) -> str:
+    """A figure of any size: a learning rate of 1e-6 must not read 0."""
+    return "" if value is None else f"{value:.6g}" if abs(value) < 1e6 else f"{value:.0f}"
+
+
 def show_metrics(reply: Any) -> None:
     """Names with newest values, or the points of one."""
     if reply["name"] is not None and not reply["points"]:
         raise CoordinatorError(f"there is no metric {reply['name']!r} yet; without a name `echo2 job metrics JOB` lists all")
     if reply["name"] is None:
-        show_table("Metrics", ("name", "step", "value"), ((m["name"], m["step"], figure(m["value"], 5)) for m in reply["names"]))
+        show_table("Metrics", ("name", "step", "value"), ((m["name"], m["step"], _reading(m["value"])) for m in reply["names"]))
         return
-    show_table(reply["name"], ("step", "at", "value"), ((p["step"], when(p["at"]), figure(p["value"], 5)) for p in reply["points"]))
+    show_table(reply["name"], ("step", "at", "value"), ((p["step"], when(p["at"]), _reading(p["value"])) for p in reply["points"]))
 
 
 def show_checkpoints(reply: Any) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from coordinator.commands.output import console, show_table, when
+from coordinator.errors import CoordinatorError
 from coordinator.rest_client import RestClient
-from pricing.money import uusd_to_usd
+from pricing.money import usd_to_uusd, uusd_to_usd
 
 
 def filters(*, job: str | None, worker: str | None, account: str | None, limit: int) -> dict[str, Any]:
@@ -50,6 +51,24 @@ def show_balances(reply: Any) -> None:
     show_table("Totals", ("kind", "USD"), ((kind, usd(uusd)) for kind, uusd in sorted(reply["totals"].items())))
     rows = ((a["account"], a["worker_id"], usd(a["uusd"]), a["postings"]) for a in reply["accounts"])
     show_table("Accounts", ("account", "worker", "USD", "postings"), rows)
+
+
+async def pay(client: RestClient, worker: str, amount: str, note: str) -> Any:
+    """Put on record that a worker was paid. `amount`: USD, as a person wrote them."""
+    try:
+        uusd = usd_to_uusd(amount)
+    except (ValueError, ArithmeticError) as error:
+        raise CoordinatorError(f"USD: {amount!r} is not an amount of money: give a number of USD above 0") from error
+    return await client.post("/ledger/payouts", {"worker": worker, "uusd": uusd, "note": note})
+
+
+def show_payout(reply: Any) -> None:
+    """What is on record, and what is left."""
+    left = reply["earned_uusd"] - reply["paid_out_uusd"]
+    console.print(
+        f"{usd(reply['uusd'])} USD paid to worker {reply['worker_id']} are on record as {reply['entry_id']}; "
+        f"{usd(reply['paid_out_uusd'])} of {usd(reply['earned_uusd'])} USD earned are paid out, {usd(left)} are left"
+    )
 
 
 def usd(uusd: int) -> str:

@@ -150,8 +150,8 @@ def _show_answer(view: PlanView) -> None:
         console.print(f"NO FLEET DOES: {view.infeasible_because}", style="red", soft_wrap=True)
     planned_rate = "no rate" if view.planned_rate is None else f"{view.planned_rate:.4g}"
     console.print(
-        f"required {view.required_rate:.4g} completions/s, planned {planned_rate} (headroom {view.headroom:g})"
-        + ("" if view.kappa is None else f"; S = {view.S}, kappa = {view.kappa}"),
+        f"required {view.required_rate:.4g} completions/s, planned {planned_rate} (headroom {view.headroom:g});"
+        f" S = {view.S}, kappa = {view.kappa}",
         soft_wrap=True,
     )
     console.print(f"binding: {view.binding_term} ({view.binding_words})", soft_wrap=True)

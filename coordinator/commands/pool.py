@@ -50,6 +50,7 @@ def show_worker(worker: Any) -> None:
         ("refused", counts(worker["refused"])),
         ("active hours", figure(worker["active_s"] / 3600, 2)),
         ("earned", dollars(worker["earned_uusd"])),
+        ("paid out", dollars(worker["paid_out_uusd"])),
         ("control messages", worker["control"] or "not known"),
         ("last seen", when(worker["last_seen_at"])),
     )

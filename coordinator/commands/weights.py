@@ -25,6 +25,10 @@ from p2p.errors import SwarmError
 
 SHOWN_TENSORS = 8
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_FIXES = {
+    errno.ENOENT: ": check the name; a shard that an index names must lie beside it",
+    errno.EISDIR: ": name a file that `echo2 weights diff` wrote",
+}
 
 
 def diff(base: Path, new: Path, out: Path, *, effort: str, threads: int, as_json: bool) -> None:
@@ -37,7 +41,9 @@ def diff(base: Path, new: Path, out: Path, *, effort: str, threads: int, as_json
         )
         summary = summarise(out)
     for name in written.without_base[:SHOWN_TENSORS]:
-        errors.print(f"tensor {name} has no counterpart in {base}", style="yellow", soft_wrap=True)
+        errors.print(
+            f"tensor {name} has no counterpart of its dtype and shape in {base}: it travels whole", style="yellow", soft_wrap=True
+        )
     if (more := len(written.without_base) - SHOWN_TENSORS) > 0:
         errors.print(f"and {more} more", style="yellow")
     if as_json:
@@ -45,7 +51,7 @@ def diff(base: Path, new: Path, out: Path, *, effort: str, threads: int, as_json
         return
     _say_not_carried(new, written)
     console.print(
-        f"{out}: {summary.nbytes} bytes, {_per(summary):.5f} a parameter, {_ratio(summary):.0f} times smaller than the weights; "
+        f"{out}: {summary.nbytes} bytes, {_per(summary):.5f} a parameter, {_times(summary)} times smaller than the weights; "
         f"changed {_changed(summary)}",
         soft_wrap=True,
     )
@@ -78,7 +84,7 @@ def inspect(file: Path, *, as_json: bool) -> None:
         ("weight files", len(head.weights)),
         ("changed", _changed(summary)),
         ("bytes", f"{summary.nbytes}, {_per(summary):.5f} a parameter"),
-        ("against the raw weights", f"{_ratio(summary):.0f} times smaller"),
+        ("against the raw weights", f"{_times(summary)} times smaller"),
         ("other files", ", ".join(f"{one.name} ({'carried' if one.packed else 'as in the base'})" for one in head.files) or "none"),
     )
     show_table(str(file), ("what", "figure"), rows)
@@ -110,6 +116,8 @@ def _verdict(one: Checked, others: Sequence[Checked]) -> str:
     bases = [str(other.path) for other in others if other.base_digest is None and other.digest == one.base_digest]
     results = [str(other.path) for other in others if other.base_digest is None and other.digest == one.digest]
     related = "".join([f"; applies to {name}" for name in bases] + [f"; gives {name}" for name in results])
+    if not related and any(other.base_digest is None and not other.problem for other in others):
+        related = "; neither applies to a directory named here nor gives one"
     return f"sound  {one.path}: makes {one.digest} of {one.base_digest}{related}"
 
 
@@ -143,6 +151,11 @@ def _ratio(summary: Summary) -> float:
     return summary.raw_bytes / summary.nbytes
 
 
+def _times(summary: Summary) -> str:
+    ratio = _ratio(summary)
+    return f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.1f}"
+
+
 def _changed(summary: Summary) -> str:
     whole = f", and {summary.whole} parameters carried whole" if summary.whole else ""
     return f"{summary.changed} ({_share(summary):.3%}){whole}"
@@ -167,7 +180,7 @@ def _in_words(target: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in _NO_ROOM:
             raise CoordinatorError(f"the disk of {target} is full: make room, or name a place on another disk") from error
-        raise CoordinatorError(f"{error.filename or target}: {error.strerror}") from error
+        raise CoordinatorError(f"{error.filename or target}: {error.strerror}{_FIXES.get(error.errno or 0, '')}") from error
 
 
 @contextmanager

@@ -28,7 +28,8 @@ APPLIED: Final = "optim/applied"
 TRUNCATED: Final = "is_truncated/all/mean"
 UNSCORED: Final = "unscored/mean"
 ALIKE: Final = "zero_variance/mean"
-WATCHED: Final = (EFFECTIVE_SAMPLES, MISMATCH_KL, LOGPROB_GAP, OLDEST, ENTROPY, APPLIED, TRUNCATED, UNSCORED, ALIKE)
+GUARDED: Final = "is_guarded/mean"
+WATCHED: Final = (EFFECTIVE_SAMPLES, MISMATCH_KL, LOGPROB_GAP, OLDEST, ENTROPY, APPLIED, TRUNCATED, UNSCORED, ALIKE, GUARDED)
 
 Figures = Mapping[str, float]
 
@@ -123,8 +124,10 @@ def _collapse(value: float, floor: float) -> Alarm:
 def _nothing_trained(figures: Figures) -> Alarm:
     words = (
         f"{PATIENCE} steps changed no weight: {figures.get(TRUNCATED, 0.0):.0%} of the rollouts hit the length cap, "
-        f"{figures.get(UNSCORED, 0.0):.0%} have no score, in {figures.get(ALIKE, 0.0):.0%} of the groups all rewards are equal. "
-        "Raise sampling.max_new_tokens or set algorithm.truncated to 'keep'; check the reward; choose prompts of another difficulty"
+        f"{figures.get(UNSCORED, 0.0):.0%} have no score, in {figures.get(ALIKE, 0.0):.0%} of the groups all rewards are equal, "
+        f"{figures.get(GUARDED, 0.0):.0%} of the trained rollouts have an absurd ratio. Raise sampling.max_new_tokens or set "
+        "algorithm.truncated to 'keep'; check the reward; choose prompts of another difficulty; with absurd ratios look at the "
+        "workers' canaries"
     )
     return Alarm("nothing_trained", words)
 

@@ -15,7 +15,7 @@ from pricing.offers import Offer
 from pricing.pool import Limits
 
 MOST_RATE = 1e9  # completions per second
-LEAST_RATE = 1e-9
+LEAST_RATE = 1e-6  # one in eleven days; below, sums of floats beside MOST_RATE lose it
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ def three(
     quickest = min(map(time, fleets))
     fastest = min((one for one in fleets if time(one) <= quickest * (1 + ALIKE)), key=lambda one: (one.usd_per_hour, time(one)))
     balanced = min(fleets, key=lambda one: (worth(one), one.usd_per_hour))
-    count = f"of {len(fleets)} fleets that do" if len(fleets) > 1 else "of the one fleet that was found"
+    count = f"of the {len(fleets)} fleets that were found" if len(fleets) > 1 else "of the one fleet that was found"
     return (
         Named("cheapest", cheapest, f"the least USD per hour {count}: {said(cheapest)}"),
         Named("balanced", balanced, _reason(balanced, cheapest, f"the least {rule} {count}", said)),

@@ -3,7 +3,7 @@
     fn(data_source, solution_str, ground_truth, extra_info=None, **kwargs) -> float, or dict with "score"; may be `async def`
 
 The row's columns are verl's: `data_source`, `reward_model` with its `ground_truth`, `extra_info`; a row without `reward_model` gives its answer
-column as ground truth, and one without `data_source` the job's. Other numbers in the dict are metrics, averaged over the completions.
+column as ground truth, and one without `data_source` the split's name. Other numbers in the dict are metrics, averaged over the completions.
 """
 
 from __future__ import annotations

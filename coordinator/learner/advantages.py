@@ -52,8 +52,9 @@ def leave_one_out(rewards: Tensor, group: Tensor) -> Tensor:
 
 
 def batch_std(rewards: Tensor, group: Tensor) -> Tensor:
-    """`mean` over its (population) standard deviation in the whole batch (Lite PPO, arXiv 2508.08221; ScaleRL, arXiv 2510.13786).
+    """`mean` over its own (population) standard deviation in the whole batch (ScaleRL, arXiv 2510.13786).
 
+    Lite PPO (arXiv 2508.08221) divides by that of the rewards themselves, which grows with how much the groups' means differ.
     Zero for all where no group has signal. Shapes as for `mean`.
     """
     scored = ~torch.isnan(rewards)

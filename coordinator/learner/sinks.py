@@ -31,7 +31,8 @@ class Sink(Protocol):
 class Sinks:
     """All sinks of a job."""
 
-    def __init__(self, named: dict[str, Sink], *, logged: int) -> None:
+    def __init__(self, named: dict[str, Sink], *, logged: int | None) -> None:
+        """`logged`: the first step that metrics.jsonl lacks; None: that file cannot tell."""
         self._named = named
         self.logged = logged
 
@@ -108,7 +109,7 @@ def open_sinks(directory: Path | None, job_id: str, config: JobConfig) -> Sinks:
     if directory is None:
         return Sinks({}, logged=0)
     named: dict[str, Sink] = {}
-    logged = 0
+    logged = None
     try:
         lines = JsonLines(directory / FILE)
         named[FILE], logged = lines, lines.logged

@@ -46,8 +46,9 @@ def start(policy: Policy, config: JobConfig, *, device: str = "cpu") -> Learner:
 def take_step(learner: Learner, batch: Batch) -> dict[str, float]:
     """Take one step and return its metrics.
 
-    A batch that teaches nothing (every rollout at weight 0, unscored or masked) still is a step: the count goes up, weights
-    and optimiser state stay. So does one whose gradient is not finite; its grad_norm says so. Both report `optim/applied` 0.
+    A batch that teaches nothing (every rollout at weight 0, unscored, masked or guarded away; every token's gradient stopped)
+    still is a step: the count goes up, weights and optimiser state stay. So does one whose gradient is not finite; its
+    grad_norm says so. Both report `optim/applied` 0.
     """
     rule = learner.config.algorithm
     learner.optimizer.zero_grad(set_to_none=True)
@@ -56,7 +57,7 @@ def take_step(learner: Learner, batch: Batch) -> dict[str, float]:
     for rows in collate.split(batch, rule.micro_batch_tokens):
         accumulate(learner, collate.collate(batch, signal, rows, device=learner.device), tally)
     lr = learning_rate(learner)
-    grad_norm, applied = _update(learner, lr, has_signal=signal.trained_tokens > 0)
+    grad_norm, applied = _update(learner, lr)
     learner.step += 1
     has_reference = learner.reference is not None
     return metrics.report(batch, tally, lr=lr, grad_norm=grad_norm, applied=applied, with_reference=has_reference)
@@ -117,12 +118,13 @@ def learning_rate(learner: Learner) -> float:
     return rule.learning_rate * (learner.step + 1) / rule.warmup_steps
 
 
-def _update(learner: Learner, lr: float, *, has_signal: bool) -> tuple[float, bool]:
-    """Clip and apply the gradient; its norm before clipping, and whether it was applied."""
-    if not has_signal:
-        return 0.0, False
+def _update(learner: Learner, lr: float) -> tuple[float, bool]:
+    """Clip and apply the gradient; its norm before clipping, and whether it was applied.
+
+    A gradient of zero is none: AdamW would go on along its old moments, and the step would look as if it had learned.
+    """
     norm = float(torch.nn.utils.clip_grad_norm_(learner.policy.model.parameters(), learner.config.algorithm.grad_clip))
-    applied = math.isfinite(norm)
+    applied = math.isfinite(norm) and norm > 0
     if applied:
         for group in learner.optimizer.param_groups:
             group["lr"] = lr

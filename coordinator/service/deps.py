@@ -10,6 +10,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.service.control_use import ControlUse
+from coordinator.service.loop_lag import LoopLag
 from coordinator.service.market_board import MarketBoard
 from coordinator.service.ports import Blobs, Clock, DataPlane, Prompt, Store
 from coordinator.service.renting_ports import RentalDesk
@@ -147,5 +148,6 @@ class Deps:
     rentals: RentalDesk = field(default_factory=RentalDesk)  # what could be rented, and what the market wants of it
     transfers: Transfers = field(default_factory=Transfers)  # edges that are being encoded
     pieces: asyncio.Lock = field(default_factory=asyncio.Lock)  # from encoding to the row, and while pieces are removed
+    lag: LoopLag = field(default_factory=LoopLag)  # of the event loop, lately
     plans: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))  # each takes a core for seconds
     reach: Callable[[str], None] = _no_fault  # called at named commit points

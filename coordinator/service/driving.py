@@ -183,7 +183,8 @@ class JobDriver:
             )
         if usable is not None and ready.step != usable.step:
             raise LearnerRefused(f"checkpoint {usable.directory} holds step {ready.step}, its row says {usable.step}")
-        self._resume_step, self._logged = ready.step, ready.logged
+        self._resume_step = ready.step
+        self._logged = job.committed_steps if ready.logged is None else ready.logged  # else other sinks would see steps twice
 
         async def save(tx: Tx) -> Job:
             row = await self._row(tx)

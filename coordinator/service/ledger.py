@@ -116,6 +116,23 @@ async def earned_uusd(reader: Reader, worker_id: str) -> int:
     return await reader.total(LedgerAccount, "uusd", worker_id=worker_id, kind=Account.EARNED)
 
 
+async def paid_out_uusd(reader: Reader, worker_id: str) -> int:
+    """What was put on record as paid out to the worker."""
+    row = await reader.get(LedgerAccount, ledger.name(Account.PAID, worker_id))
+    return 0 if row is None else row.uusd
+
+
+async def pay_out(tx: Tx, worker_id: str, uusd: int, *, reason: str, now: float) -> Entry | Refused:
+    """Put a payout on record, if so much is earned and not paid out yet."""
+    books = await Books.open(tx, "", (ledger.name(kind, worker_id) for kind in (Account.CASH, Account.PAID)))
+    earned = await earned_uusd(tx, worker_id)
+    made = ledger.payout(books.balances, worker_id, uusd=uusd, earned=earned, reason=reason)
+    if isinstance(made, Entry):
+        books.must(made, worker_id=worker_id)
+        await books.save(tx, now=now)
+    return made
+
+
 async def compensate(tx: Tx, entry_id: str, *, reason: str, now: float) -> str:
     """Undo an entry by another one; why not, empty when it was posted."""
     row = await tx.get(LedgerEntry, entry_id)

@@ -120,7 +120,7 @@ def _first_file(candidates: Sequence[Path], name: str) -> Path | None:
 
 def _no_file(version: int, name: str) -> RequestRefused:
     refusal = unknown("file", f"{version}/{name}"[:200])
-    refusal.fix = "list what can be downloaded: GET /api/v1/jobs/{job_id}/checkpoints"
+    refusal.fix = "list what can be downloaded: echo2 job checkpoints JOB, or GET /api/v1/jobs/{job_id}/checkpoints"
     return refusal
 
 

@@ -53,7 +53,7 @@ def unknown(what: str, identifier: str) -> RequestRefused:
         f"unknown_{what}",
         f"there is no {what} {identifier!r} that this token may see",
         field=f"{what}_id",
-        fix=f"list the {what}s to see their ids",
+        fix=f"list the {what}s to see their ids: echo2 {what} list",
     )
 
 

@@ -242,7 +242,7 @@ def _moved(job: Job, event: str, verb: str) -> JobState:
             "illegal_state",
             f"job {job.id} is {job.state.value} and cannot be {verb}",
             field="job_id",
-            fix="look at the job's state: GET /api/v1/jobs/{job_id}",
+            fix=f"look at the job's state: echo2 job show {job.id}, or GET /api/v1/jobs/{job.id}",
         ) from error
 
 

@@ -5,11 +5,24 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from coordinator.domain.model import Job, LedgerAccount, LedgerEntry, Posting
-from coordinator.service.ports import Reader
+from coordinator.domain.model import Job, LedgerAccount, LedgerEntry, Posting, Worker
+from coordinator.service import ledger
+from coordinator.service.operator_done import Done
+from coordinator.service.operator_errors import conflict, unknown
+from coordinator.service.ports import Reader, Tx
 from coordinator.service.tokens import Caller
-from coordinator.wire.rest_ledger import AccountView, Balances, BalancesQuery, EntryView, LedgerPage, LedgerQuery, PostingView
-from pricing.ledger import Account
+from coordinator.wire.rest_ledger import (
+    AccountView,
+    Balances,
+    BalancesQuery,
+    EntryView,
+    LedgerPage,
+    LedgerQuery,
+    NewPayout,
+    PayoutView,
+    PostingView,
+)
+from pricing.ledger import Account, Refused
 
 
 async def page(reader: Reader, caller: Caller, query: LedgerQuery) -> LedgerPage:
@@ -78,4 +91,25 @@ async def balances(reader: Reader, caller: Caller, query: BalancesQuery) -> Bala
 def _account(row: LedgerAccount) -> AccountView:
     return AccountView(
         account=row.id, kind=row.kind, job_id=row.job_id, worker_id=row.worker_id or None, postings=row.number, uusd=row.uusd
+    )
+
+
+async def pay_out(tx: Tx, new: NewPayout, *, now: float) -> Done:
+    """Put a payout on record. Not more than is earned and not paid out yet."""
+    if await tx.get(Worker, new.worker) is None:
+        raise unknown("worker", new.worker)
+    made = await ledger.pay_out(tx, new.worker, new.uusd, reason=new.note, now=now)
+    if isinstance(made, Refused):
+        fix = f"see GET /api/v1/workers/{new.worker}: pay out at most what is earned and not paid out yet"
+        raise conflict("payout_above_earnings", made.reason, field="uusd", fix=fix)
+    return Done(
+        PayoutView(
+            entry_id=made.id,
+            worker_id=new.worker,
+            uusd=new.uusd,
+            note=new.note,
+            at=now,
+            earned_uusd=await ledger.earned_uusd(tx, new.worker),
+            paid_out_uusd=await ledger.paid_out_uusd(tx, new.worker),
+        )
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from coordinator.domain.model import Holding, Lease, LeaseState, Rollout, Worker, WorkerSession, WorkerState
 from coordinator.domain.states import WORKER, IllegalMove, move
-from coordinator.service.ledger import earned_uusd
+from coordinator.service.ledger import earned_uusd, paid_out_uusd
 from coordinator.service.operator_done import Done, said
 from coordinator.service.operator_errors import conflict, unknown
 from coordinator.service.operator_figures import active_s
@@ -42,6 +42,7 @@ async def one(reader: Reader, worker_id: str) -> WorkerView:
         refused=await refused_by_code(reader, worker_id=row.id),
         active_s=active_s(sessions),
         earned_uusd=await earned_uusd(reader, row.id),
+        paid_out_uusd=await paid_out_uusd(reader, row.id),
         sessions=tuple(_session(session) for session in sessions[:SESSIONS_SHOWN]),
         holdings=tuple(_holding(holding) for holding in holdings),
     )
@@ -129,5 +130,5 @@ def _moved(row: Worker, event: str, verb: str) -> Worker:
             "illegal_state",
             f"worker {row.id} is {row.state.value} and cannot be {verb}",
             field="worker_id",
-            fix="look at the worker's state: GET /api/v1/workers/{worker_id}",
+            fix=f"look at the worker's state: echo2 worker show {row.id}, or GET /api/v1/workers/{row.id}",
         ) from error

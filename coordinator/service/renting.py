@@ -92,8 +92,8 @@ class Renter:
         with self._deps.wake.watch(RENTALS) as watch:
             while True:
                 try:
-                    await self.search()
                     await self.turn()
+                    await self.search()
                 except ConnectionError:
                     raise  # the store has ended
                 except Exception:

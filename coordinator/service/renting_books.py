@@ -106,5 +106,5 @@ def _accrue(books: Books, job: Job, rental: Rental) -> None:
     owed = min(rental.cost_uusd, paid + books.standing(Account.RESERVED, name))
     claim = Claim(job.id, name, Account.PROVIDER)
     refused = books.post(ledger.settle(books.balances, claim, owed=owed, paid=paid, reason=rental.reason))
-    if refused or owed < rental.cost_uusd:
+    if refused or (owed < rental.cost_uusd and not rental.is_open):
         log.error("rental_not_posted", rental=rental.id, provider=rental.provider, uusd=rental.cost_uusd - owed, because=refused)

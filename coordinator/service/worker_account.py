@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from coordinator.domain import paying
-from coordinator.domain.model import Meter, QuoteRow, Refusal, Rollout, WorkerSession
+from coordinator.domain.model import LedgerEntry, Meter, Posting, QuoteRow, Refusal, Rollout, WorkerSession
 from coordinator.service.accounting import ACCEPTED
 from coordinator.service.deps import Deps
-from coordinator.service.ledger import earned_uusd
+from coordinator.service.ledger import earned_uusd, paid_out_uusd
 from coordinator.service.ports import Reader
-from coordinator.wire.messages import Account, AccountQuote, AccountRefusal
+from coordinator.wire.messages import Account, AccountPayout, AccountQuote, AccountRefusal
 from coordinator.wire.signing import account_message
+from pricing import ledger
 
 SHOWN_REFUSALS = 20
 SHOWN_QUOTES = 20
+SHOWN_PAYOUTS = 5
 
 
 async def account(deps: Deps, worker_id: str) -> Account:
@@ -27,11 +29,22 @@ async def account(deps: Deps, worker_id: str) -> Account:
             refused_rollouts=await reader.count(Refusal, worker_id=worker_id),
             active_s=round(sum(_seconds(deps, session) for session in sessions), 3),
             earned_uusd=await earned_uusd(reader, worker_id),
+            paid_out_uusd=await paid_out_uusd(reader, worker_id),
+            payouts=tuple(await _payouts(reader, worker_id)),
             quotes=tuple(await _quotes(reader, deps, worker_id)),
             refusals=tuple(_refused(refusal) for refusal in refusals),
         )
 
     return await deps.store.read(read)
+
+
+async def _payouts(reader: Reader, worker_id: str) -> list[AccountPayout]:
+    """The newest ones."""
+    made = {"worker_id": worker_id, "kind": ledger.Kind.PAYOUT}
+    entries = await reader.select(LedgerEntry, order_by="-seq", limit=SHOWN_PAYOUTS, **made)
+    moves = await reader.select(Posting, entry_id=[entry.id for entry in entries]) if entries else []
+    uusd = {move.entry_id: move.uusd for move in moves if move.account == ledger.name(ledger.Account.PAID, worker_id)}
+    return [AccountPayout(entry_id=entry.id, at=entry.at, uusd=uusd[entry.id], note=entry.reason) for entry in entries]
 
 
 async def _quotes(reader: Reader, deps: Deps, worker_id: str) -> list[AccountQuote]:

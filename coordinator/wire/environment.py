@@ -53,7 +53,9 @@ class StageConfig(Section):
 
     low: float = Field(0.0, allow_inf_nan=False)
     high: float = Field(1.0, allow_inf_nan=False)
-    until_group: int | None = Field(None, ge=1, description="the first group number of the next stage; None: the last stage")
+    until_group: int | None = Field(
+        None, ge=1, description="the first group number of the next stage (with sources: of its source's own); None: the last stage"
+    )
 
 
 @dataclass(frozen=True, slots=True)

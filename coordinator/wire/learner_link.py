@@ -92,7 +92,7 @@ class Ready(LinkMessage):
     parameters: int
     vocab_size: int
     stop_token_ids: tuple[int, ...]
-    logged: int = Field(0, description="the first step that metrics.jsonl lacks")
+    logged: int | None = Field(0, description="the first step that metrics.jsonl lacks; None: it cannot tell, so log new ones only")
 
 
 class Trained(LinkMessage):

@@ -322,6 +322,15 @@ class AccountQuote(Message):
     receipt: str = Field("", description="Ed25519 signature of the coordinator over this line, hex")
 
 
+class AccountPayout(Message):
+    """What an operator put on record as paid to the worker, outside of ECHO-2."""
+
+    entry_id: str
+    at: float
+    uusd: int
+    note: str
+
+
 class Account(Message):
     """POST account: what the worker did and earned."""
 
@@ -330,6 +339,8 @@ class Account(Message):
     refused_rollouts: int
     active_s: float
     earned_uusd: int = Field(description="posted in the ledger, over all quotes")
+    paid_out_uusd: int = Field(0, description="of that, what an operator put on record as paid")
+    payouts: tuple[AccountPayout, ...] = Field((), description="the newest ones")
     quotes: tuple[AccountQuote, ...] = Field((), description="the newest ones")
     refusals: tuple[AccountRefusal, ...] = ()
 

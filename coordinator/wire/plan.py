@@ -45,7 +45,7 @@ class PlanRequest(RestBody):
     job: JobConfig
     market: tuple[OfferBody, ...] = Field(max_length=MOST_OFFERS)
     required_rate: float | None = Field(
-        None, ge=1e-9, le=1e9, description="completions per second; given, the capacity model is skipped"
+        None, ge=1e-6, le=1e9, description="completions per second; given, the capacity model is skipped"
     )
     headroom: float | None = Field(None, ge=1, le=10, description="times the required rate; without it the job's (1.15)")
     assumptions: dict[Annotated[str, Field(max_length=64)], float] = Field(

@@ -349,6 +349,7 @@ class WorkerView(WorkerSummary):
     refused: dict[str, int] = Field(description="code -> refusals")
     active_s: float
     earned_uusd: int = Field(description="posted in the ledger, over all jobs")
+    paid_out_uusd: int = Field(description="of that, what was put on record as paid")
     sessions: tuple[SessionView, ...] = Field(description="newest first, at most 50")
     holdings: tuple[HoldingView, ...]
 

@@ -60,6 +60,26 @@ class LedgerPage(RestAnswer):
     next_before: int | None = Field(description="pass as `before` for the next page; null: this was the last one")
 
 
+class NewPayout(RestBody):
+    """POST /ledger/payouts: a worker was paid outside of ECHO-2."""
+
+    worker: Identifier
+    uusd: Annotated[int, Field(gt=0, le=2**62)] = Field(description="micro-dollars; not more than is earned and not paid out yet")
+    note: Annotated[str, Field(max_length=500)] = Field("", description="such as the number of the transfer; the worker reads it")
+
+
+class PayoutView(RestAnswer):
+    """A payout on record, and where the worker stands after it."""
+
+    entry_id: str
+    worker_id: str
+    uusd: int
+    note: str
+    at: float
+    earned_uusd: int = Field(description="posted in the ledger, over all jobs")
+    paid_out_uusd: int = Field(description="in all, with this one")
+
+
 class AccountView(RestAnswer):
     """An account as it stands."""
 

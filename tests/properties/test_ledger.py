@@ -19,6 +19,7 @@ from pricing.ledger import Account, Balance, Entry, Kind
 JOB = "j"
 WORK = Work(max_new_tokens=100, group_size=4, max_slots=8)
 RATES = st.sampled_from([1_000_001, 3_000_000, 999_999, 7, 0, None])  # of 100 tokens: 100, 300, 99, 0, 0, 0 uUSD
+TIGHT = [399, 400, 799, 800, 1_199, 1_200, 3_600]  # whole groups of 4 x 100 tokens, and 1 uUSD less
 
 
 @dataclass
@@ -28,7 +29,8 @@ class Truth:
     tokens: int = 0
     leases: list[Lease] = field(default_factory=list)
     left: list[int] = field(default_factory=list)  # slots of each lease that may still come
-    open_s: Fraction = Fraction(0)  # between looks, as far as it was reserved: what may be paid by time
+    seen_s: Fraction = Fraction(0)  # between looks, as far as it was reserved: what may be paid by time
+    open_s: Fraction = Fraction(0)  # of that, until the quote ended
     looks: int = 0
 
     @property
@@ -77,7 +79,7 @@ class Store:
 class Money(RuleBasedStateMachine):
     quotes = Bundle("quotes")
 
-    @initialize(budget=st.one_of(st.integers(0, 12_000), st.integers(50_000, 400_000), st.none()))
+    @initialize(budget=st.one_of(st.sampled_from(TIGHT), st.integers(0, 12_000), st.integers(50_000, 400_000), st.none()))
     def begin(self, budget: int | None) -> None:
         self.store, self.truth = Store(), dict[str, Truth]()
         self.now = 1_000.0
@@ -164,12 +166,17 @@ class Money(RuleBasedStateMachine):
         """Leases that ended by the worker's fault, or whose wall deadline passed: nothing is owed for them."""
         self.truth[name].settle(slots, now=self.now)
 
-    @rule(name=quotes, seconds=st.sampled_from([0.0006, 0.0037, 0.1119]), times=st.integers(1, 9))
-    def look_often(self, name: str, seconds: float, times: int) -> None:
-        """Parts of a millisecond add up."""
+    @rule(
+        name=quotes,
+        seconds=st.sampled_from([0.0006, 0.0037, 0.1119, 12.0]),
+        later=st.sampled_from([0.0, 0.2]),
+        times=st.integers(1, 9),
+    )
+    def look_often(self, name: str, seconds: float, later: float, times: int) -> None:
+        """Parts of a millisecond add up; and what a budget covers runs dry."""
         for _ in range(times):
             self.now += seconds
-            self.look(name, lands=True, between=0, later=0.0, ends=False)
+            self.look(name, lands=True, between=0, later=later, ends=False)
 
     @rule(seconds=st.sampled_from([0.001, 12.0, 59.9, 61.0, 4_000.0]))
     def wait(self, seconds: float) -> None:
@@ -208,8 +215,9 @@ class Money(RuleBasedStateMachine):
         between=st.integers(0, 8),
         later=st.sampled_from([0.0, 0.2, 20.0]),
         ends=st.booleans(),
+        twice=st.sampled_from([False, False, True]),
     )
-    def look(self, name: str, lands: bool, between: int, later: float, ends: bool) -> None:
+    def look(self, name: str, lands: bool, between: int, later: float, ends: bool, twice: bool = False) -> None:
         """Measured, then posted a little later; slots may be leased between the two, or the process dies before the commit."""
         one = self.found(name)
         if between:
@@ -217,6 +225,9 @@ class Money(RuleBasedStateMachine):
         self.now += later
         if ends:
             self.end_quote(name)
+        if twice:  # somebody else looked meanwhile
+            self.look(name, lands=True, between=0, later=0.0, ends=False)
+            self.lease(name, between)
         quote, meter = self.store.quotes[name], self.store.meters.get(name)
         if not accounting.is_current(one, meter) or not lands:
             return
@@ -225,14 +236,24 @@ class Money(RuleBasedStateMachine):
             self.store.add(entry)
         self.store.meters[name] = looked.meter
         if meter is not None:
+            ended_at = one.at if quote.ended_at is None else quote.ended_at
             truth, until = self.truth[name], min(one.at, meter.covered_until)
-            truth.open_s += max(Fraction(until) - Fraction(meter.looked_at), Fraction(0))
+            truth.open_s += max(Fraction(min(until, ended_at)) - Fraction(meter.looked_at), Fraction(0))
+            truth.seen_s += max(Fraction(until) - Fraction(meter.looked_at), Fraction(0))
             truth.looks += meter.covered_until < one.at  # a gap: what comes after it is cut anew
         if looked.ended_because:
             assert self.budget is not None, "a job without a budget never lacks money"
             self.store.quotes[name] = replace(quote, ended_at=self.now, ended_because=looked.ended_because)
         if self.budget is None:
             self.fund()
+
+    @rule(name=quotes, between=st.sampled_from([4, 16, 200]), later=st.sampled_from([0.0, 0.2]), ends=st.booleans())
+    def race(self, name: str, between: int, later: float, ends: bool) -> None:
+        """All that may be leased is leased between measuring and posting, and again after it."""
+        self.look(name, lands=True, between=0, later=0.0, ends=False)
+        self.now += 11.0
+        self.look(name, lands=True, between=between, later=later, ends=ends)
+        self.lease(name, 200)
 
     @rule(data=st.data())
     def compensate(self, data: st.DataObject) -> None:
@@ -305,11 +326,14 @@ class Money(RuleBasedStateMachine):
             meter, quote = self.store.meters.get(name), self.store.quotes[name]
             if meter is None:
                 continue
-            most = float(truth.open_s) * 1000
+            most, least = float(truth.seen_s) * 1000, float(truth.open_s) * 1000
             assert meter.paid_ms < most + truth.looks + 1
             alone = not truth.leases and not name.endswith("+") and f"{name}+" not in self.truth
-            if alone and quote.ended_at is None:
-                assert meter.paid_ms > most - truth.looks - 1
+            if meter.closed_at is not None:
+                assert quote.ended_at is not None
+                assert meter.closed_at >= quote.ended_at, "no time is left out"
+            if alone:
+                assert least - truth.looks - 1 < meter.paid_ms < least + truth.looks + 1
         for first in [name for name in self.truth if not name.endswith("+")]:
             names = [name for name in self.truth if worker(name) == worker(first)]
             paid = sum(self.store.meters[name].paid_ms for name in names if name in self.store.meters)
@@ -326,8 +350,15 @@ class Money(RuleBasedStateMachine):
             looked = max((m.looked_at for m in (self.store.meters.get(n) for n in names) if m is not None), default=self.now)
             if looked >= self.now:
                 ends = sum(self.truth[name].looks + 1 for name in names) + 2 * len(spans)
-                assert paid + 1000 * busy <= 1000 * (self.now - self.store.quotes[first].made_at) + ends
+                assert paid + 1000 * busy <= 1000 * (self.now - self.store.quotes[first].made_at) + ends, (
+                    paid,
+                    busy,
+                    self.now,
+                    ends,
+                    names,
+                    spans,
+                )
 
 
 TestMoney = Money.TestCase
-TestMoney.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestMoney.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)

@@ -51,6 +51,7 @@ class PretendLearner:
         self.weights = "start"
         self.figures = {"loss": 0.0}
         self.log: list[link.Log] = []
+        self.logged: int | None = 0
 
     async def ask(self, request: link.Request, *, deadline_s: float) -> link.Answer:
         await asyncio.sleep(0)
@@ -84,7 +85,9 @@ class PretendLearner:
     def _start(self, request: link.Start) -> link.Ready:
         if request.checkpoint_dir is not None:
             self.step, self.weights = json.loads((Path(request.checkpoint_dir) / "state.json").read_text())
-        return link.Ready(fence=self._fence, step=self.step, parameters=1, vocab_size=VOCAB, stop_token_ids=(1,))
+        return link.Ready(
+            fence=self._fence, step=self.step, parameters=1, vocab_size=VOCAB, stop_token_ids=(1,), logged=self.logged
+        )
 
     def _train(self, request: link.Train) -> link.Trained:
         assert request.step == self.step, "a batch that is not the learner's next"
@@ -111,6 +114,7 @@ class PretendLearners:
         self.trained: list[list[int]] = []
         self.learners: list[PretendLearner] = []
         self.figures = {"loss": 0.0}
+        self.logged: list[int | None] = [0]
 
     async def start(self, job_id: str, fence: int) -> PretendLearner:
         if "start" in self._lose_at:
@@ -119,6 +123,7 @@ class PretendLearners:
         self.trained.append([])
         learner = PretendLearner(fence, salt, self._lose_at, self.trained[-1], self._hooks)
         learner.figures = self.figures
+        learner.logged = self.logged.pop(0) if len(self.logged) > 1 else self.logged[0]
         self.learners.append(learner)
         return learner
 

@@ -78,3 +78,12 @@ async def test_a_learner_that_starts_again_gets_the_steps_that_its_file_lacks(de
     await drive(deps, await submit(deps, config()), learners)
     assert [request.step for request in learners.learners[0].log] == list(range(7))
     assert [request.step for request in learners.learners[1].log] == list(range(STEPS + 1))
+
+
+async def test_a_learner_whose_file_cannot_tell_gets_new_steps_only(deps: Deps) -> None:
+    """Else its other sinks would be given every step a second time."""
+    learners = PretendLearners(lose_at={"train:7"})
+    learners.logged = [0, None]
+    await drive(deps, await submit(deps, config()), learners)
+    assert [request.step for request in learners.learners[0].log] == list(range(7))
+    assert [request.step for request in learners.learners[1].log] == list(range(7, STEPS + 1))

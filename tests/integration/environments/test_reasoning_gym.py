@@ -6,7 +6,7 @@ import importlib
 import inspect
 import re
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -106,15 +106,78 @@ def test_scorers_that_parse_with_sympy_get_plain_expressions_only(name: str, tmp
         assert rewards(environment, 0, f"<answer>{environment._entry('train', 0)['answer']}</answer>") == [1.0]
 
 
+def test_a_scorer_that_a_task_inherits_is_disarmed_where_it_was_written(tmp_path: Path) -> None:
+    """The module of the task is another one, and its `eval` was never in the way."""
+    home = {"__name__": "home"}
+    source = "class Task:\n    def score_answer(self, answer, entry):\n        return eval(answer)\n"
+    path = tmp_path / "home.py"
+    path.write_text(source)
+    exec(compile(source, str(path), "exec"), home)
+    heir = type("Heir", (home["Task"],), {"__module__": __name__})  # type: ignore[arg-type]
+    mark = tmp_path / "ran"
+    assert reasoning_gym_tasks._disarm(heir) is False
+    with pytest.raises(ValueError, match="malformed node"):
+        heir().score_answer(f"open({str(mark)!r}, 'w')", {})
+    assert not mark.exists()
+
+
+def test_a_composite_is_refused_with_what_to_use_instead() -> None:
+    """Its parts' scorers would evaluate answers, unseen."""
+    with pytest.raises(EnvironmentBroken, match=r"reasoning_gym:composite: list its tasks in environment\.sources instead"):
+        task("composite", options={"datasets": ["countdown"]})
+
+
+@pytest.mark.parametrize("options", [{"min_terms": "two"}, {"min_terms": 2, "max_terms": 0.5}])
+def test_options_that_a_task_trips_over_are_refused_too(options: dict[str, Any]) -> None:
+    with pytest.raises(EnvironmentBroken, match=r"do not suit reasoning_gym:chain_sum: \w+Error: .*its parameters: min_terms"):
+        task("chain_sum", options=options)
+
+
+def reached(task_class: Any) -> dict[str, set[str]]:
+    """Every function of the package that a task's scorer may call, with the names that it uses and the package does not define."""
+    found: dict[str, set[str]] = {}
+    waiting = [task_class.score_answer]
+    while waiting:
+        function = waiting.pop()
+        function = getattr(function, "__func__", function)
+        if not isinstance(function, FunctionType) or function.__qualname__ in found or not is_the_packages(function):
+            continue
+        names = names_of(function.__code__)
+        found[function.__qualname__] = {name for name in names if not is_the_packages(function.__globals__.get(name))}
+        for name in names:
+            held = function.__globals__.get(name)
+            waiting += vars(held).values() if isinstance(held, type) else [held, getattr(task_class, name, None)]
+    return found
+
+
+def is_the_packages(held: Any) -> bool:
+    return str(getattr(held, "__module__", "")).startswith("reasoning_gym")
+
+
+def names_of(code: CodeType) -> set[str]:
+    inner = [each for each in code.co_consts if isinstance(each, CodeType)]
+    return set(code.co_names).union(*map(names_of, inner))
+
+
 def test_no_scorer_of_this_release_evaluates_answers_in_another_way() -> None:
-    """A new release of the package may: then this says which task to look at."""
+    """Through helpers as little as by itself. A new release of the package may: then this says which task to look at."""
+    risky = {"eval", "exec", "compile", "__import__", "sympify", "parse_expr", "S", "import_module", "system", "Popen"}
     registry = importlib.import_module("reasoning_gym.factory").DATASETS
-    sources = {name: inspect.getsource(task_class.score_answer) for name, (task_class, _) in registry.items()}
-    suspicious = {name for name, text in sources.items() if re.search(r"\b(?:exec|sympify|S|parse_expr|compile|loads)\(", text)}
-    loads = {name for name in suspicious if "json.loads" in sources[name]}
-    known = {"countdown", "puzzle24", "simple_integration", "intermediate_integration", "polynomial_multiplication"}
-    assert suspicious - loads == known
-    assert all("parse_expr(answer" in sources[name] for name in known)
+    found = {
+        (name, function): names & risky
+        for name, (task_class, _) in registry.items()
+        for function, names in reached(task_class).items()
+        if names & risky
+    }
+    parsing = {"countdown", "puzzle24", "simple_integration", "intermediate_integration", "polynomial_multiplication"}
+    evaluating = {"binary_matrix", "n_queens", "number_sorting", "spiral_matrix", "string_insertion"}
+    assert {name for (name, _), names in found.items() if names == {"parse_expr"}} == parsing
+    assert {name for (name, _), names in found.items() if names == {"eval"}} == evaluating | {"bitwise_arithmetic"}
+    assert {name: function for name, function in found if not function.endswith(".score_answer")} == {
+        "bitwise_arithmetic": "verify_solution"  # which evaluates the package's own problem
+    }
+    assert len(found) == len(parsing | evaluating) + 1
+    assert all("parse_expr(answer" in inspect.getsource(registry[name][0].score_answer) for name in parsing)
 
 
 @pytest.mark.parametrize(

@@ -36,18 +36,18 @@ async def test_500_random_fault_sequences(stores, capsys):
 
 async def test_when_a_create_is_sent_again_without_looking_machines_are_rented_twice(stores):
     """The sequences can fail: the list is not looked at before a create is sent again."""
-    tally = await run_sequences(range(1, 25, 2), stores, caller=HastyProvider)
+    tally = await run_sequences(range(1, 13, 2), stores, caller=HastyProvider)
     assert any("at once" in words for words in tally.failures)
 
 
 async def test_when_nothing_is_reserved_for_stopping_budgets_are_passed(stores):
     """The sequences can fail: the reserve does not cover the time until a machine is stopped."""
-    tally = await run_sequences(range(8), stores, limits=replace(LIMITS, blind_s=0.0, stop_s=0.0))
+    tally = await run_sequences(range(5), stores, limits=replace(LIMITS, blind_s=0.0, stop_s=0.0))
     assert any("spent" in words for words in tally.failures)
 
 
 async def test_when_orphans_are_not_swept_they_are_found(stores, monkeypatch):
     """The sequences can fail: machines with our label that no row explains are left alone."""
     monkeypatch.setattr("coordinator.service.renting.match", lambda rows, handles: replace(match(rows, handles), strays=()))
-    tally = await run_sequences(range(12), stores)
+    tally = await run_sequences(range(5), stores)
     assert any("orphan" in words for words in tally.failures)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from random import Random
 
 import pytest
 
-from coordinator.domain.model import Invite, Job, JobState
+from coordinator.domain.model import Invite, Job, JobState, LedgerAccount
+from coordinator.service.ledger import Books, fund
+from pricing import ledger
+from pricing.ledger import Account
 from pricing.rentals import Rental, RentalState, span_uusd
 from tests.integration.renting.scene import JOB, Scene, feed_of
 from tests.standin.here import sender, standin
@@ -70,6 +74,8 @@ async def test_a_create_that_was_not_carried_out_is_sent_again_after_it_was_look
     assert [(row.tries, row.state) for row in await rows(scene)] == [(2, RentalState.RUNNING)]
     looks = scene.there.asked[scene.there.asked.index("create") :].index("create", 1)
     assert scene.there.asked[scene.there.asked.index("create") :][:looks].count("list") >= 3
+    codes = await scene.store.read(lambda r: r.select(Invite, order_by="created_at"))
+    assert [invite.revoked_at is None for invite in codes] == [False, True]  # what the lost create carried opens nothing
 
 
 @KINDS
@@ -110,6 +116,8 @@ async def test_an_outbid_machine_is_destroyed_and_another_one_rented(stores, kin
     assert first.ended is not None
     assert [one.ended for one in scene.there.world.instances[1:]] == [None]
     assert scene.there.world.instances[1].machine is not first.machine  # that one failed lately
+    calls = [name for name in scene.there.asked if name in ("create", "destroy")]
+    assert calls[:3] == ["create", "destroy", "create"]  # what costs money is ended first
 
 
 async def test_a_slow_start_is_given_up_after_its_time(stores):
@@ -159,6 +167,18 @@ async def test_an_empty_account_stops_creates_and_nothing_else(stores):
     await turns(scene, 2, 6)
     assert scene.there.asked.count("create") == 1
     assert scene.there.asked.count("list") == 6
+
+
+@KINDS
+async def test_what_was_requested_is_not_created_unseen(stores, kind):
+    """The coordinator died between writing a request and sending it, and now the list cannot be seen."""
+    scene = await scene_of(stores, kind)
+    scene.crash_at = "renting.decided"
+    await turns(scene, 1)
+    scene.there.faults.draw = lambda operation, now: "500 as text" if operation == "list" else None
+    await turns(scene, 1, 3)
+    assert [row.tries for row in await rows(scene)] == [0]
+    assert "create" not in scene.there.asked
 
 
 async def test_a_provider_that_asks_for_time_is_given_it(stores):
@@ -230,6 +250,54 @@ async def test_a_bill_that_outlasts_its_job_is_posted_inside_its_budget(stores):
     await scene.end()
     assert scene.there.world.spent() > 3600.0 * scene.there.world.instances[0].machine.uusd_per_hour / 3600
     assert not scene.violations
+
+
+async def test_a_bill_beyond_all_budgets_is_posted_up_to_the_jobs_and_no_further(stores):
+    """A provider that bills for hours beyond stop_s: the ledger takes what the job has, and the row says the rest."""
+    scene = await scene_of(stores, "vast")
+    price = min(machine.uusd_per_hour for machine in scene.there.world.free())
+    scene = await scene_of(stores, "vast", job_usd=round(price * 0.9 / 1e6, 6))  # 50 minutes with the margin are bound
+    await turns(scene, 1, 5)
+    scene.there.world.instances[0].deaf = 200
+    await scene.end()
+    (row,) = await rows(scene)
+    accounts = await scene.store.read(lambda r: r.select(LedgerAccount, job_id=JOB))
+    held, spent = (sum(one.uusd for one in accounts if one.kind == kind) for kind in (Account.RESERVED, Account.SPENT))
+    assert row.cost_uusd > scene.limit_uusd
+    assert held == 0
+    assert 0.95 * scene.limit_uusd <= spent <= scene.limit_uusd
+
+
+async def test_a_machine_whose_worker_is_heard_stays_and_one_whose_is_not_goes(stores):
+    """join_s is 400 s and silent_s 300 s."""
+    scene = await scene_of(stores, "vast")
+    scene.rng.random = lambda: 0.5  # every worker joins
+    await turns(scene, 1, 40)
+    assert [row.state for row in await rows(scene)] == [RentalState.RUNNING]
+    scene._workers = lambda: asyncio.sleep(0)
+    await turns(scene, 1, 15)
+    assert (await rows(scene))[0].ending.startswith("silent: ")
+
+
+async def test_a_jobs_budget_bears_what_fits_beside_what_its_other_workers_hold(stores):
+    """Each machine binds 40 minutes with the margin: 0.83 of its hourly price, and 10 minutes in advance where there is room."""
+    scene = await scene_of(stores, "vast")
+    first, second, *_ = sorted(machine.uusd_per_hour for machine in scene.there.world.free())
+    scene = await scene_of(stores, "vast", job_usd=(first + second) / 1e6)
+    await turns(scene, 2, 8)
+    assert [row.state for row in await rows(scene)] == [RentalState.RUNNING] * 2
+    other = await scene_of(stores, "vast", job_usd=(first + second) / 1e6)
+
+    async def hold(tx):
+        job = await tx.get(Job, JOB)
+        books = await Books.open(tx, JOB, [ledger.name(Account.RESERVED, "quote-1")])
+        fund(books, job)
+        books.must(ledger.reserve(books.balances, JOB, "quote-1", uusd=second, reason="a worker of its own"))
+        await books.save(tx, now=other.clock.now())
+
+    await other.store.write(hold)
+    await turns(other, 2, 8)
+    assert [row.uusd_per_hour for row in await rows(other)] == [first]
 
 
 async def test_without_a_budget_for_stopping_nothing_is_rented(stores):

@@ -10,6 +10,7 @@ from coordinator.domain.model import Job, LedgerAccount, QuoteRow, WorkerState
 from coordinator.service import ledger as service
 from coordinator.service.accounting import begin
 from coordinator.service.ledger import Books, fund
+from coordinator.service.worker_account import account
 from pricing import ledger
 from pricing.ledger import Claim
 from tests.integration.rest.conftest import NOW
@@ -164,3 +165,28 @@ async def test_money_is_reserved_before_the_first_lease(bench: Any, seeded: Any,
     told = await bench.ask("GET", f"{LEDGER}/balances?job=j-1")
     assert told["totals"]["reserved"] == most
     assert meter.leasable == (None if usd is None else 8)
+
+
+async def test_a_payout_is_on_record_once_and_never_above_what_is_earned(bench: Any, seeded: Any) -> None:
+    """40 earned. 30 are paid, the same request again changes nothing, 11 more are refused, and only an admin may."""
+    await bench.put(*seeded("someone"))
+    await spend(bench, owed=40, paid=0)
+    payouts, key = f"{LEDGER}/payouts", {"Idempotency-Key": "transfer-7-of-may-2026"}
+    body = {"worker": "w-1", "uusd": 30, "note": "transfer 7"}
+    made = [await bench.ask("POST", payouts, headers=key, json=body, status=201) for _ in range(2)]
+    assert made[0] == made[1]
+    assert (made[0]["earned_uusd"], made[0]["paid_out_uusd"], made[0]["note"]) == (40, 30, "transfer 7")
+    refused = await bench.ask("POST", payouts, json={**body, "uusd": 11}, status=409)
+    assert (refused["code"], refused["field"]) == ("payout_above_earnings", "uusd")
+    assert "40 are earned, 30 are paid out" in refused["detail"]
+    await bench.ask("POST", payouts, json={**body, "worker": "w-none"}, status=404)
+    for wrong in (0, -5, 1.5):
+        assert (await bench.ask("POST", payouts, json={**body, "uusd": wrong}, status=422))["field"] == "uusd"
+    await bench.ask("POST", payouts, role="author", json=body, status=403)
+    worker = await bench.ask("GET", "/api/v1/workers/w-1")
+    assert (worker["earned_uusd"], worker["paid_out_uusd"]) == (40, 30)
+    (entry,) = [e for e in (await bench.ask("GET", f"{LEDGER}?worker=w-1"))["entries"] if e["kind"] == "payout"]
+    assert sum(p["uusd"] for p in entry["postings"]) == 0
+    assert not [f for f in (await bench.ask("GET", f"{JOBS}/j-1/audit"))["findings"] if "uUSD" in f]
+    told = (await account(bench.deps, "w-1")).payouts
+    assert [(one.uusd, one.note, one.entry_id) for one in told] == [(30, "transfer 7", entry["id"])]

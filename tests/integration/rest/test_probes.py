@@ -35,6 +35,7 @@ async def test_a_closed_store_is_not_ready_and_not_a_500(bench):
 async def test_prometheus_is_for_this_host_or_a_token(bench, seeded):
     await bench.put(*seeded("someone"))
     bench.deps.control.asked["https"] += 2
+    bench.deps.lag.seen.extend([0.25, 7.5, 0.0])
     text = (await bench.ask("GET", "/metrics", role=None, status=200)).decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     samples = {(s.name, s.labels.get("state", "")): s.value for f in families.values() for s in f.samples}
@@ -43,6 +44,7 @@ async def test_prometheus_is_for_this_host_or_a_token(bench, seeded):
     assert samples[("echo2_workers", "active")] == 1
     assert samples[("echo2_job_learner_utilisation", "")] == 0.75
     assert samples[("echo2_job_committed_steps", "")] == 1
+    assert samples[("echo2_event_loop_lag_seconds", "")] == 7.5
     forwarded = {"X-Forwarded-For": "203.0.113.7"}
     await bench.ask("GET", "/metrics", role=None, headers=forwarded, status=401)
     await bench.ask("GET", "/metrics", role="viewer", headers=forwarded, status=200)

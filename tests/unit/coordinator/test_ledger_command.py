@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from coordinator.cli import app
 from coordinator.commands import ledger
+from coordinator.errors import CoordinatorError
 from coordinator.rest_client import RestClient
 
 ENTRY = {
@@ -78,3 +79,31 @@ def test_the_command_knows_its_options() -> None:
     """A limit beyond the API's is refused before anything is asked."""
     told = CliRunner().invoke(app, ["ledger", "--limit", "0"])
     assert told.exit_code == 2
+
+
+async def test_a_payment_goes_on_record_to_the_micro_dollar(capsys: pytest.CaptureFixture[str]) -> None:
+    """1.25 USD are 1,250,000 uUSD; what is no amount is refused before anything is asked."""
+    asked: list[Any] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        body = await request.json()
+        asked.append(body)
+        told = {"entry_id": "payout/paid/w/0", "worker_id": "w", "uusd": body["uusd"], "note": body["note"], "at": 1.0}
+        return web.json_response({**told, "earned_uusd": 2_000_000, "paid_out_uusd": 1_250_000}, status=201)
+
+    server = web.Application()
+    server.router.add_post("/api/v1/ledger/payouts", answer)
+    async with TestServer(server) as running, RestClient(str(running.make_url("")).rstrip("/"), "token") as client:
+        ledger.show_payout(await ledger.pay(client, "w", "1.25", "transfer 7"))
+        for wrong in ("-1", "nan", "much"):
+            with pytest.raises(CoordinatorError, match="is not an amount of money"):
+                await ledger.pay(client, "w", wrong, "")
+    assert asked == [{"worker": "w", "uusd": 1_250_000, "note": "transfer 7"}]
+    out = " ".join(capsys.readouterr().out.split())
+    assert "1.250000 USD paid to worker w are on record as payout/paid/w/0" in out
+    assert "0.750000 are left" in out
+
+
+def test_pay_is_a_part_of_ledger() -> None:
+    told = CliRunner().invoke(app, ["ledger", "pay", "--help"])
+    assert (told.exit_code, "--note" in told.output) == (0, True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from coordinator.domain.plan import plan
+from coordinator.domain.plan_answer import LEAST_RATE, MOST_RATE
+from coordinator.domain.plan_facts import PlanRefused
 from tests.unit.domain.plans import MARKET, job, question
 from tests.unit.pricing.markets import offer
 
@@ -90,3 +92,11 @@ def test_what_is_paid_at_least_counts_to_the_end() -> None:
 def test_a_kappa_that_is_set() -> None:
     """The job's own, up to S + 1."""
     assert plan(question(job(bound=4, publish_every=3), required_rate=1.0)).kappa == 3
+
+
+def test_the_least_rate_is_found_beside_the_most() -> None:
+    """Fifteen digits apart: the free worker does, whatever else is on the market. Less than that is refused."""
+    market = [offer("tiny", 0.3, 1e-9), offer("free", 0.0, 1.0), offer("huge", 0.3, MOST_RATE, count=2)]
+    assert plan(question(market=market, required_rate=LEAST_RATE)).fleets[0].fleet.counts == {"free": 1}
+    with pytest.raises(PlanRefused, match=r"required_rate is 9e-07: give completions per second from 1e-06 to 1e\+09"):
+        plan(question(market=market, required_rate=0.9 * LEAST_RATE))

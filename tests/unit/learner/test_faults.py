@@ -5,7 +5,11 @@ Each test first makes the situation in which the fault shows, then holds the rig
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import math
+import resource
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +25,7 @@ from coordinator.learner.batch_file import Batch
 from coordinator.learner.errors import BatchInvalid
 from coordinator.learner.session import Session
 from coordinator.wire.job import LOSS_FIELDS
-from coordinator.wire.learner_link import Failed, Start, Train, Trained
+from coordinator.wire.learner_link import Failed, Log, Ready, Snapshot, Snapshotted, Start, Train, Trained
 from coordinator.wire.messages import SamplingParameters
 from worker_node.adapters.engine import Finished, Weights
 from worker_node.adapters.engine_torch import TorchEngine, TorchOptions
@@ -269,3 +273,37 @@ def test_fault_10_training_moves_what_is_sampled(made: ModuleType, tiny: Path, t
         versions, rewards = np.full(len(batch.token_ids), number, np.int32), -batch.lengths.astype(np.float32)
         step.take_step(one, replace(batch, step=number, versions=versions, rewards=rewards))
     assert float(np.mean(means[-3:])) < float(np.mean(means[:3])) - 1.0
+
+
+def resident_bytes() -> int:
+    """What this process holds once all that is free went back to the system."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.long
+def test_fault_24_memory_does_not_grow_from_step_to_step(made: ModuleType, tiny: Path, tmp_path: Path) -> None:
+    """Read, train, publish, log: a graph, a batch or a snapshot kept from each step would be tens of KiB a step."""
+    session = Session()
+    start = Start(
+        fence=1,
+        job_id=made.JOB,
+        config=made.config(reference_kl=0.01),
+        model_dir=str(tiny),
+        checkpoint_dir=None,
+        metrics_dir=str(tmp_path / "metrics"),
+    )
+    assert isinstance(session.answer(start), Ready)
+    held = []
+    for number in range(240):
+        path, digest = made.sealed(tmp_path, number)
+        trained = session.answer(Train(fence=1, step=number, batch_path=str(path), batch_digest=digest))
+        assert isinstance(trained, Trained), trained
+        session.answer(Log(fence=1, step=number, at=float(number), metrics=trained.metrics))
+        assert isinstance(session.answer(Snapshot(fence=1, directory=str(tmp_path / "v"), canary_ids=(1, 2, 3))), Snapshotted)
+        shutil.rmtree(tmp_path / "v")
+        path.unlink()
+        held.append(resident_bytes() if number % 40 == 39 else 0)
+    seen = [each for each in held if each]
+    assert seen[-1] - seen[1] < 160 * 10_240, [each >> 10 for each in seen]

@@ -56,6 +56,7 @@ def test_a_file_that_is_something_else_is_left_alone(
 ) -> None:
     (tmp_path / sinks.FILE).write_bytes(content)
     opened = sinks.open_sinks(tmp_path, "job-1", config(made))
+    assert opened.logged is None  # not 0: the job's other sinks would get every step a second time
     opened.write(0, 1.0, {})
     opened.close()
     assert (tmp_path / sinks.FILE).read_bytes() == content

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator.learner import metrics, model, step
+from coordinator.domain import interlocks
+from coordinator.learner import collate, metrics, model, step
 from coordinator.learner.batch_file import Batch
 from coordinator.wire.job import LOSS_FIELDS
 
@@ -24,16 +26,17 @@ def weights(one: step.Learner) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in one.policy.model.parameters()]
 
 
+def moments(one: step.Learner) -> list[torch.Tensor]:
+    """AdamW's, of every parameter that has them."""
+    return [state[name].clone() for state in one.optimizer.state.values() for name in ("exp_avg", "exp_avg_sq", "step")]
+
+
 def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def own(one: step.Learner, batch: Batch) -> Batch:
     """The batch as the learner's very policy would have sampled it: every ratio is 1."""
-    from dataclasses import replace
-
-    from coordinator.learner import collate
-
     signal = collate.signal_of(batch, one.config)
     values = []
     for row in range(batch.rollouts):
@@ -84,24 +87,41 @@ NOTHING: dict[str, dict[str, Any]] = {
 def test_a_batch_without_signal_is_a_step_that_changes_nothing(made: ModuleType, tiny: Path, reason: str) -> None:
     one = learner(made, tiny)
     step.take_step(one, made.batch(step=0))
-    before, moments = weights(one), one.optimizer.state_dict()
+    before, then = weights(one), moments(one)
     figures = step.take_step(one, made.batch(step=1, **NOTHING[reason]))
     assert one.step == 2
     assert same(before, weights(one))
-    assert moments["state"].keys() == one.optimizer.state_dict()["state"].keys()
+    assert same(then, moments(one))
     assert figures["optim/applied"] == 0.0
     assert figures["grad_norm"] == 0.0
     assert all(math.isfinite(value) for value in figures.values())
 
 
-def test_a_guarded_batch_is_applied_without_nan(made: ModuleType, tiny: Path) -> None:
-    """Every sample dropped by the guard: the gradient is zero, the weights stay numbers."""
+def test_a_batch_that_is_guarded_away_is_no_step_along_old_moments(made: ModuleType, tiny: Path) -> None:
+    """Every sample dropped by the guard: the gradient is zero, and AdamW must not go on where it went before."""
     one = learner(made, tiny)
+    step.take_step(one, own(one, made.batch(step=0)))
+    before, then = weights(one), moments(one)
+    assert any(float(each.abs().max()) > 0 for each in then)
     tokens = len(made.batch().logprobs)
-    figures = step.take_step(one, made.batch(logprobs=np.full(tokens, -60, np.float32)))
-    assert figures["is_guarded/mean"] == 1.0
-    assert figures["grad_norm"] == 0.0
-    assert all(bool(torch.isfinite(each).all()) for each in weights(one))
+    figures = [step.take_step(one, made.batch(step=number, logprobs=np.full(tokens, -60, np.float32))) for number in (1, 2, 3)]
+    assert (figures[0]["is_guarded/mean"], figures[0]["grad_norm"], figures[0]["optim/applied"]) == (1.0, 0.0, 0.0)
+    assert same(before, weights(one))
+    assert same(then, moments(one))
+    found = interlocks.alarms(figures, step=3, first_entropy=None, bound=4)
+    (alarm,) = [each for each in found if each.code == "nothing_trained"]
+    assert "100% of the trained rollouts have an absurd ratio" in alarm.words
+
+
+def test_a_batch_whose_every_token_is_stopped_is_no_step_along_old_moments(made: ModuleType, tiny: Path) -> None:
+    """reinforce with all ratios below its floor, yet none absurd."""
+    one = learner(made, tiny, loss="reinforce")
+    step.take_step(one, own(one, made.batch(step=0)))
+    before = weights(one)
+    far = own(one, made.batch(step=1))
+    figures = step.take_step(one, replace(far, logprobs=np.minimum(far.logprobs + 2, 0).astype(np.float32)))
+    assert (figures["is_masked/mean"], figures["is_guarded/mean"], figures["optim/applied"]) == (1.0, 0.0, 0.0)
+    assert same(before, weights(one))
 
 
 def test_a_gradient_that_is_not_finite_is_not_applied(made: ModuleType, tiny: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from pricing import fixpoint
 from pricing.cost import Terms
 from pricing.fixpoint import settled
-from pricing.pool import Limits, Need, Pool, pooled
+from pricing.pool import Limits, Need, Pool, constant, pooled
 from tests.unit.pricing.markets import fluid, offer, random_offers
 
 
@@ -81,3 +81,10 @@ def test_few_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     found = settled(pool, waiting(pool, 0.25, 60, 1e7, 1e6))
     assert found is not None
     assert found.units.tolist() == [1, 5]
+
+
+def test_a_broadcast_that_takes_no_time_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums of floats 18 digits apart can leave a cover short of its rate; no price on a second that is not there mends that."""
+    monkeypatch.setattr(Pool, "suffices", lambda *_: False)
+    pool = pooled([offer("a", 0.1, 1.0, count=3), offer("b", 0.3, 2.0)], Terms(), Limits())
+    assert settled(pool, Need(constant(1.0), 1.15)) is None

@@ -125,3 +125,23 @@ def test_a_compensation_undoes_an_entry_within_the_limits():
     assert isinstance(undo, Entry)
     assert "compensates another" in refusal(ledger.compensate(undo, reason="it was right"))
     assert "without a reason" in refusal(ledger.compensate(entry, reason="  "))
+
+
+def test_a_payout_is_never_more_than_was_earned():
+    """100 earned: 60 and 40 are paid, then nothing more."""
+    books: dict[str, Balance] = {}
+    first = ledger.payout(books, "w", uusd=60, earned=100, reason="transfer 7")
+    books = after(books, first)
+    assert "41 uUSD are more than w has to get: 100 are earned, 60 are paid out" in refusal(
+        ledger.payout(books, "w", uusd=41, earned=100, reason="")
+    )
+    second = ledger.payout(books, "w", uusd=40, earned=100, reason="transfer 8")
+    books = after(books, second)
+    assert isinstance(first, Entry)
+    assert isinstance(second, Entry)
+    assert first.id != second.id
+    assert {account: balance.uusd for account, balance in books.items()} == {"cash/w": -100, "paid/w": 100}
+    for uusd in (0, -1):
+        assert f"{uusd} uUSD cannot be paid out to w" in refusal(ledger.payout(books, "w", uusd=uusd, earned=200, reason=""))
+    undone = after(books, ledger.compensate(second, reason="the transfer bounced"))
+    assert ledger.standing(undone, Account.PAID, "w") == 60

@@ -26,6 +26,12 @@ def test_a_date_that_cannot_be_is_not_believed() -> None:
     assert clock.said(None, ours=130.0) == 130.0
 
 
+def test_a_reply_without_a_date_changes_nothing() -> None:
+    clock = ProviderClock()
+    clock.said(1000.0, ours=60.0)
+    assert clock.said(None, ours=90.0) == 1030.0
+
+
 def test_after_a_start_it_is_no_earlier_than_what_was_billed() -> None:
     clock = ProviderClock()
     clock.resume(5000.0, ours=100.0)

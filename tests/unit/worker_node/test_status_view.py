@@ -104,6 +104,13 @@ def test_each_quote_says_how_its_pay_is_reckoned() -> None:
     assert "0.50 h at active time 0.3500 USD/h" in line
 
 
+def test_payouts_stand_beside_the_earnings() -> None:
+    account = {"earned_uusd": 3_000_000, "active_s": 3600.0, "accepted_rollouts": 2, "accepted_tokens": 3, "refused_rollouts": 0}
+    paid = {"paid_out_uusd": 2_000_000, "payouts": [{"entry_id": "p", "at": 1.0, "uusd": 500_000, "note": "transfer 7"}]}
+    (line,) = [x for x in shown(account={**account, **paid, "refusals": []}) if x.startswith("earnings")]
+    assert "3.0000 USD (2.0000 USD paid out, last 0.5000 USD: transfer 7) for 1.00 h" in line
+
+
 def test_install_service_refuses_options_that_join_does_not_have(tmp_path: Path) -> None:
     """They would only be found at boot."""
     common = ["install-service", "http://127.0.0.1:7700", "--unit-dir", str(tmp_path), "--state-dir", str(tmp_path / "state")]
