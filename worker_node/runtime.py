@@ -58,6 +58,14 @@ class Parts:
     make_host: Callable[[Callable[[list[Output]], None], Callable[[str], None]], EngineHost]
 
 
+NO_ANSWER = "it is tried again until it answers: is the address right, and does `echo2 serve` run there?"
+
+
+def _hint(call: ev.Call, outcome: ev.Outcome) -> dict[str, str]:
+    """What an owner can do about a coordinator that was never heard."""
+    return {"next": NO_ANSWER} if call is ev.Call.JOIN and outcome is ev.Outcome.TRY_AGAIN else {}
+
+
 class Runtime:
     """One worker process. `run` returns when the session stopped."""
 
@@ -381,7 +389,7 @@ class Runtime:
             outcome = ev.Outcome.TRY_AGAIN if self._epoch else ev.Outcome.FATAL
             self._push(ev.CallFailed(call, outcome, "not_trusted", str(error), epoch=epoch, lease_id=lease_id))
         except CallError as error:
-            self._log.info("call failed", call=call.value, code=error.code, reason=str(error))
+            self._log.info("call failed", call=call.value, code=error.code, reason=str(error), **_hint(call, error.outcome))
             failed = ev.CallFailed(
                 call, error.outcome, error.code, str(error), epoch=epoch, retry_after_s=error.retry_after_s, lease_id=lease_id
             )

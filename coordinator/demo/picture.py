@@ -122,5 +122,5 @@ def _who(axis: Any, market: Mapping[str, Any]) -> None:
         axis.scatter(steps, [place] * len(steps), marker="s", s=12, color=BLUE)
     paid, everyone = market["usd_per_thousand"], market["usd_per_thousand_all_on"]
     known = paid is not None and everyone is not None
-    cost = f"; {paid:.4f} USD per 1,000 rollouts, {everyone:.4f} with all on" if known else ""
+    cost = f"\n{paid:.4f} USD per 1,000 rollouts, {everyone:.4f} with all on" if known else ""
     axis.set(title=f"Active workers{cost}", xlabel="learner step", yticks=range(len(names)), yticklabels=names)

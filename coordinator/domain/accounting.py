@@ -20,6 +20,7 @@ AHEAD_S = 60.0  # active time is reserved for so long: a coordinator that stands
 AHEAD_MS = 60_000
 SETTLE_S = 10.0  # between two postings to one quote, while it lasts
 USED_UP = "budget_used_up"
+NEARLY = 10  # less than this part of a budget is left: it is as good as used up
 
 
 class Inconsistent(Exception):
@@ -71,6 +72,14 @@ def leased_since(found: Found, meter: Meter | None) -> Found:
         return found
     seen = replace(found.seen, open_slots=found.seen.open_slots + found.left - meter.leasable)
     return replace(found, seen=seen)
+
+
+def is_dry(purse: Purse, meter: Meter, *, free: int) -> bool:
+    """Whether a quote ended because the job's money is used up, and not because one worker asks for more than there is.
+
+    A stranger's price must not stop a job that could pay others. `meter`: the quote's; `free`: micro-USD that nothing is reserved of.
+    """
+    return meter.posted_uusd > 0 or NEARLY * free < (purse.budget_uusd or 0)
 
 
 def look(purse: Purse, quote: QuoteRow, meter: Meter | None, found: Found, balances: Mapping[str, Balance]) -> Looked:

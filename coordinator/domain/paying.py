@@ -104,7 +104,7 @@ def new_ms(quote: QuoteRow, meter: Meter, held: Held, *, now: float, waits: bool
     while_open = paid_ms(quote, held.leases, start=start, end=ended_at, waits=waits, by_token=held.by_token)
     if quote.uusd_per_million_tokens is not None:
         return while_open
-    own = [lease for lease in held.leases if lease.quote_id == quote.id]
+    own = [lease for lease in held.leases if lease.quote_id == quote.id or lease.quote_id in held.by_token]
     start, end = max(start, ended_at), min(last, held.followed_at)
     return while_open + paid_ms(quote, own, start=start, end=end, waits=False, by_token=held.by_token)
 

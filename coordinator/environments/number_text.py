@@ -61,11 +61,6 @@ def matches(answer: Number, reference: Number) -> bool:
     return percent.value == plain.value * 100
 
 
-def numbers(text: str) -> Iterator[Number]:
-    """All numbers of a text, in order."""
-    return (number for number in _readings(text) if number is not None)
-
-
 def last_number(text: str) -> Number | None:
     """The last number of a text, or None; also None when the text ends in figures that are not read."""
     last = deque(_readings(text), maxlen=1)
@@ -80,19 +75,6 @@ def sole_number(text: str) -> tuple[Number, str, str] | None:
         return None
     number, start, end = found[0]
     return None if number is None else (number, text[:start], text[end:])
-
-
-def final_number(text: str) -> Number | None:
-    r"""The number a text gives as its answer: after the last ``####`` or in the last box, whichever stands later, else the last one.
-
-    A mark without any figures does not count; figures there that are not read (``\boxed{3\sqrt{2}}``) are the answer: no number.
-    """
-    marked = [(text.rfind(HASHES), after_hashes(text)), (text.rfind(BOXED), in_box(text))]
-    for part in (*(part for _, part in sorted(marked, reverse=True)), text):
-        last = deque(_readings(part), maxlen=1)
-        if last:
-            return last[0]
-    return None
 
 
 def _readings(text: str) -> Iterator[Number | None]:

@@ -215,7 +215,7 @@ def proximal(current: Tensor, sampler: Tensor, age: Tensor) -> Tensor:
     current policy itself. The recomputed one needs another forward pass, and with one optimiser step a batch never clips.
     """
     steps = age.to(current.dtype)
-    share = torch.where(age > 0, (steps - 1) / steps.clamp_min(1), 0.0)
+    share = torch.where(age > 0, (steps - 1) / steps.clamp_min(1), 1.0)
     return sampler + share * (current - sampler)
 
 

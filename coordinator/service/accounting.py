@@ -238,6 +238,7 @@ async def post(tx: Tx, deps: Deps, job_id: str, found: Sequence[Found]) -> dict[
     purse = Purse(job_id, budget_uusd(job))
     after: dict[str, Meter] = {}
     ended: list[QuoteRow] = []
+    unpaid: list[Meter] = []
     for one in found:
         quote, meter = quotes[one.quote_id], meters.get(one.quote_id)
         if not accounting.is_current(one, meter):
@@ -254,11 +255,12 @@ async def post(tx: Tx, deps: Deps, job_id: str, found: Sequence[Found]) -> dict[
             books.must(entry, worker_id=quote.worker_id)
         after[quote.id] = looked.meter
         if looked.ended_because:
+            unpaid.append(looked.meter)
             ended.append(replace(quote, ended_at=now, ended_because=looked.ended_because))
     fund(books, job)  # what an ended job does not need any more
     await books.save(tx, now=now)
     await tx.put(*after.values(), *ended)
-    if ended:
+    if any(accounting.is_dry(purse, meter, free=books.standing(Account.FUNDS, job_id)) for meter in unpaid):
         await _pause_without_money(tx, job, now=now)
     return after
 

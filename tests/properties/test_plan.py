@@ -94,7 +94,7 @@ def test_a_whole_plan(drawn, bound, hourly, usd, deadline) -> None:
         assert named.fleet.hours >= 60 * 10 / 3600
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(OFFERS.filter(lambda drawn: any(count for _, _, count, *_ in drawn)), st.sampled_from([0.5, 4.0]), st.sampled_from([1, 2]))
 def test_a_looser_bound_is_never_worse(drawn, tokens_per_s, kappa) -> None:
     """At one kappa the learner is busy for no less of the time with a larger S, up to what a forecast may be off."""
@@ -104,7 +104,7 @@ def test_a_looser_bound_is_never_worse(drawn, tokens_per_s, kappa) -> None:
         assert looser.utilisation >= tighter.utilisation - NOISE
 
 
-@pytest.mark.parametrize("markets", [60, pytest.param(600, marks=pytest.mark.long)])
+@pytest.mark.parametrize("markets", [15, pytest.param(600, marks=pytest.mark.long)])
 def test_a_given_rate_against_highs(markets: int) -> None:
     """The asked prices of the cheapest fleet against the optimum of the integer problem: within 1 %, feasible where it is."""
     random = np.random.default_rng(markets)

@@ -129,6 +129,16 @@ def test_sources_are_mixed_by_weight_each_gone_through_evenly(tmp_path: Path, ma
     assert counts == {f"a{n}": 250 for n in range(3)} | {f"b{n}": 5 for n in range(50)}
 
 
+def test_each_epoch_of_a_source_has_an_order_of_its_own(tmp_path: Path, made: ModuleType) -> None:
+    """Five epochs of b's 50 rows: five orders, each holding every row; the same order again would pair the same groups."""
+    environment = mixed(tmp_path, made)
+    prompts = [environment.prompt("train", number) for number in range(1000)]
+    own = [prompt for prompt in prompts if prompt.startswith("b")]  # type: ignore[union-attr]
+    epochs = [tuple(own[start : start + 50]) for start in range(0, 250, 50)]
+    assert all(sorted(epoch) == sorted(epochs[0]) for epoch in epochs)  # type: ignore[type-var]
+    assert len(set(epochs)) == 5
+
+
 def test_a_restart_gives_the_same_prompt_for_the_same_group(tmp_path: Path, made: ModuleType) -> None:
     """A new process, asked from the middle on and backwards."""
     numbers = range(0, 3000, 7)
@@ -170,10 +180,10 @@ def test_a_source_that_is_broken_is_named(tmp_path: Path, made: ModuleType) -> N
             build_environment(EnvironmentSpec("math", 0, "", sources=sources))
 
 
-def staged(tmp_path: Path, made: ModuleType, *bands: Band, column: str = "pass_rate") -> Environment:
+def staged(tmp_path: Path, made: ModuleType, *bands: Band, column: str = "pass_rate", seed: int = 5) -> Environment:
     """Rows 0 to 9 with pass rates 0.0 to 0.9."""
     rows = made.write_rows(tmp_path / "s.jsonl", [{"prompt": str(n), "answer": n, "pass_rate": n / 10} for n in range(10)])
-    return build_environment(EnvironmentSpec("math", 5, "", train=str(rows), bands=bands, difficulty_column=column))
+    return build_environment(EnvironmentSpec("math", seed, "", train=str(rows), bands=bands, difficulty_column=column))
 
 
 def test_stages_serve_the_rows_of_their_band_evenly(tmp_path: Path, made: ModuleType) -> None:
@@ -184,6 +194,8 @@ def test_stages_serve_the_rows_of_their_band_evenly(tmp_path: Path, made: Module
     assert Counter(prompts[12:]) == dict.fromkeys("123", 2)
     again = staged(tmp_path, made, Band(0.6, 1.0, until=12), Band(0.1, 0.3))
     assert [again.prompt("train", number) for number in reversed(range(18))][::-1] == prompts
+    other = staged(tmp_path, made, Band(0.6, 1.0, until=12), Band(0.1, 0.3), seed=6)
+    assert [other.prompt("train", number) for number in range(18)] != prompts
     scores = environment.score("train", 13, [Completion([1], prompts[13])])
     assert scores.outcomes[0].reward == 1.0
 

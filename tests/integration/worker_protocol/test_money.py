@@ -337,3 +337,16 @@ async def test_who_asks_so_that_nobody_can_answer_does_not_wait(coordinator: Any
     assert "not published" in (await worker.ask(7)).reason
     await look(coordinator, after_s=6.0)
     assert (await coordinator.get(Meter, quote.id)).paid_ms == paid
+
+
+async def test_a_price_beyond_the_budget_does_not_stop_the_job_for_others(coordinator: Any, stranger: Any, job: Job) -> None:
+    """10,000 USD an hour, the highest price that can be asked; the job has 100 uUSD, and nobody else works yet."""
+    dear = await stranger("dear").ready()
+    quote = await quoted(coordinator, dear, uusd_per_idle_hour=10**10)
+    assert "does not suffice" in (await dear.ask()).reason
+    assert (await coordinator.get(QuoteRow, quote.id)).ended_because.startswith("budget_used_up")
+    assert (await coordinator.get(Job, job.id)).state == JobState.RUNNING
+    cheap = await stranger("cheap").ready()
+    await quoted(coordinator, cheap)
+    await cheap.submit(await cheap.lease())
+    await the_books_hold(coordinator)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 
@@ -10,7 +11,7 @@ import pytest
 from coordinator.domain import accounting, paying
 from coordinator.domain.accounting import Found, Inconsistent, Purse
 from coordinator.domain.model import Lease, LeaseState, Meter, QuoteRow
-from coordinator.domain.paying import Measured, Work
+from coordinator.domain.paying import Held, Measured, Work
 from pricing import ledger
 from pricing.ledger import Balance, Entry
 
@@ -105,6 +106,24 @@ def test_work_left_from_the_quote_before_is_paid_once():
         assert paying.paid_ms(QUOTE, before, start=100.0, end=110.0, waits=waits, by_token=by_token) == paid
         untimed = replace(QUOTE, uusd_per_million_tokens=None)
         assert paying.paid_ms(untimed, before, start=100.0, end=110.0, waits=waits, by_token=frozenset({"rated"})) == paid
+
+
+def test_what_a_quote_that_ended_pays_on():
+    """Without a rate its own work, until what is reserved or another quote begins; but for time that work by the token pays."""
+    over = replace(QUOTE, uusd_per_million_tokens=None, ended_at=110.0)
+    own, rated = lease(101.0, None), replace(lease(99.0, 125.0), quote_id="rated")
+    other = replace(lease(99.0, None), quote_id="timed")
+
+    def paid(quote: QuoteRow, *leases: Lease, **more: float) -> int:
+        held = Held(leases, frozenset({"rated"}), more.get("followed_at", math.inf))
+        return paying.new_ms(quote, METER, held, now=more.get("now", 130.0), waits=False)
+
+    assert paid(over, own) == 9_000 + 20_000
+    assert paid(over, own, now=300.0) == 9_000 + 50_000
+    assert paid(over, own, followed_at=115.0) == 9_000 + 5_000
+    assert paid(over, own, rated) == 5_000
+    assert paid(over, other) == 10_000
+    assert paid(replace(over, uusd_per_million_tokens=1), own) == 9_000
 
 
 def test_parts_of_a_millisecond_add_up_over_many_looks():
@@ -229,3 +248,19 @@ def test_rows_that_disagree_post_nothing():
     """Owed for more than could have been leased."""
     with pytest.raises(Inconsistent, match="200 uUSD are due for q and 160 are reserved"):
         accounting.look(Purse("j", 1000), FREE, METER, found(tokens=100), funded(1000, reserved=160))
+
+
+def test_a_quote_that_ends_for_want_of_money_pays_no_time_beyond_the_look():
+    """1 uUSD a millisecond: 11,000 are owed, 60,000 more would have to be reserved, and 49,100 are left."""
+    looked = accounting.look(Purse("j", 60_100), QUOTE, METER, found(paid_ms=11_000), funded(60_100, reserved=60_000))
+    assert "budget_used_up" in looked.ended_because
+    assert [(entry.kind, entry.moves[0].uusd) for entry in looked.entries][-1] == ("release", -49_100)
+    assert looked.meter.covered_until == 111.0
+
+
+def test_one_worker_that_is_too_dear_does_not_use_a_budget_up():
+    purse, fresh = Purse("j", 1_000), replace(METER, posted_uusd=0)
+    assert not accounting.is_dry(purse, fresh, free=100)
+    assert accounting.is_dry(purse, fresh, free=99)
+    assert accounting.is_dry(purse, replace(METER, posted_uusd=1), free=900), "it was paid, and its money ran out"
+    assert not accounting.is_dry(Purse("j", None), fresh, free=0)
