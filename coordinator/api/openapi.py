@@ -159,7 +159,7 @@ def _refusals(route: Route) -> list[str]:
     found = {"422", "503"}
     if route.role != "public" or route.path == "/metrics":
         found |= {"401", "403"}
-    if "{" in route.path:
+    if "{" in route.path or route.body_kind != "none":  # a body too names workers, jobs and files
         found.add("404")
     if route.body_kind != "none":
         found |= {"400", "408", "413", "415"}

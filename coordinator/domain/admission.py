@@ -126,17 +126,19 @@ def _dead(lease: Lease, committed_steps: int) -> Refused:
 
 def check_completion(done: Submitted, limits: CompletionLimits) -> Verdict:
     """Judge one completion; the first thing that is wrong is named."""
-    wrong = (
-        _wrong_shape(done, limits)
-        or _wrong_values(done, limits)
-        or _wrong_stop(done, limits)
-        or _wrong_versions(done, limits)
-        or _unusable(done, limits)
-        or _too_fast(done, limits)
-    )
+    wrong = check_unneeded(done, limits) or _wrong_versions(done, limits) or _unusable(done, limits)
     if wrong is None:
         return Verdict(done.slot, True)
     return Verdict(done.slot, False, wrong.code, f"slot {done.slot}: {wrong.reason}", wrong.blame, wrong.paid)
+
+
+def check_unneeded(done: Submitted, limits: CompletionLimits) -> Refused | None:
+    """What the worker did wrong in work that nobody needs any more; None: it is paid all the same.
+
+    Looked for before what is the coordinator's fault: who makes things up is not paid because they come too late to be used.
+    """
+    found = (check(done, limits) for check in (_wrong_shape, _wrong_values, _wrong_stop, _wrong_versions, _too_fast))
+    return next((wrong for wrong in found if wrong is not None and wrong.blame == "worker"), None)
 
 
 def _fault(code: str, reason: str) -> Refused:

@@ -1,9 +1,12 @@
-"""Law 7 from the rows alone: postings sum to zero, accounts are their postings, every settled rollout is paid once, no budget is passed."""
+"""Law 7 from the rows alone: postings sum to zero, accounts are their postings, every settled rollout is paid once.
+
+No budget is passed, and no worker was paid out more than it earned.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.domain import paying
@@ -24,7 +27,7 @@ from pricing.money import usd_to_uusd
 
 @dataclass(frozen=True, slots=True)
 class Money:
-    """The rows of one job that are about money."""
+    """The rows of one job that are about money. Entries, postings and accounts come with those of its workers' payouts."""
 
     job: Job
     quotes: Sequence[QuoteRow]
@@ -32,6 +35,7 @@ class Money:
     entries: Sequence[LedgerEntry]
     postings: Sequence[Posting]  # of these entries
     accounts: Sequence[LedgerAccount]
+    earned: Mapping[str, int]  # micro-USD by worker of the job, over all jobs
 
 
 def audit_money(rows: Money, rollouts: Sequence[Rollout], leases: Sequence[Lease], refusals: Sequence[Refusal]) -> tuple[str, ...]:
@@ -42,6 +46,7 @@ def audit_money(rows: Money, rollouts: Sequence[Rollout], leases: Sequence[Lease
         *_budget(rows),
         *_settled(rows),
         *_paid_once(rows, rollouts, leases, refusals),
+        *_paid_out(rows),
     )
 
 
@@ -141,3 +146,10 @@ def _paid_once(rows: Money, rollouts: Sequence[Rollout], leases: Sequence[Lease]
         made = tokens[meter.quote_id]
         if meter.tokens > made or (meter.closed_at is not None and meter.tokens != made):
             yield f"{meter.tokens} tokens are owed for under quote {meter.quote_id}, its rollouts and paid refusals have {made}"
+
+
+def _paid_out(rows: Money) -> Iterator[str]:
+    for account in sorted(rows.accounts, key=lambda account: account.id):
+        earned = rows.earned.get(account.worker_id, 0)
+        if account.kind == Account.PAID and account.uusd > earned:
+            yield f"{account.uusd} uUSD are paid out to worker {account.worker_id}, {earned} are earned in all jobs"

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 
 from coordinator.domain.capacity import Assessment, assess, fleet_kappa, pause_s
 from coordinator.domain.capacity_inputs import CapacityInputs, Estimate, JobShape, Lengths, Loading, Transfer, WorkerCapacity
+from coordinator.domain.market_trials import TRIAL_S, room, too_dear
 from coordinator.domain.model import Job, QuoteRow
 from p2p.domain.fluid import fluid_bound
 from pricing.activation import Habits
-from pricing.cost import HOUR_S, Terms, all_in
+from pricing.cost import HOUR_S, Terms, all_in, reserved_uusd
 from pricing.decision import Activation
 from pricing.money import usd_to_uusd, uusd_to_usd
 from pricing.offers import BYTES_PER_MBIT, TRUST, Offer, Trust
@@ -26,7 +27,6 @@ from pricing.throughput import Throughput
 
 LEAST_MADE = 16.0  # completions, and
 LEAST_SEEN_S = 2.0  # seconds of full work, that make a rate a measured one
-TRIAL_S = 120.0  # after which a worker that got too little work to be measured is judged by its own word
 LEAST_HOURS = 1e-3  # a job near its end still has a horizon
 LEAST_SHARE = 0.05  # of the time in which a worker generates: pauses longer than the time between publications ask for all there is
 USUAL_MBPS = 100.0  # of a link that was not measured
@@ -69,10 +69,10 @@ class Bidder:
 
     Attributes:
         rate: completions per second with all slots busy.
-        tokens_per_s: accepted, in time with work, as it was loaded; 0: not known.
+        tokens_per_s: accepted, in time with work, with all slots busy; 0: not known.
         up_mbps, down_mbps: None where not measured.
         bcast_s, apply_s: means, from publication to serving, and standing still for it.
-        tried_at: when it was first quoted in this session; None: never.
+        tried_until: since then it may be tried again; 0: its trial lasts, or it was never tried.
         quote: the open one.
         is_ready: it may be active now.
         barred: why it may not.
@@ -93,7 +93,7 @@ class Bidder:
     up_mbps: float | None = None
     down_mbps: float | None = None
     trust: Trust = "any"
-    tried_at: float | None = None
+    tried_until: float = 0.0
     quote: QuoteRow | None = None
     is_ready: bool = True
     barred: str = "it has no version yet that can serve the next step"
@@ -111,8 +111,8 @@ class Bidder:
         return self.rate.surely(now, 0.0 if self.is_measured else 1.0) * self.admitted.value
 
     def is_on_trial(self, now: float) -> bool:
-        """Whether it is active to be measured."""
-        return not self.is_measured and (self.tried_at is None or now - self.tried_at < TRIAL_S)
+        """Whether it is active to be measured, and paid by the hour for it."""
+        return not self.is_measured and (self.tried_until == 0 or (self.tokens_per_s == 0 and now >= self.tried_until))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class Verdict:
 
     Attributes:
         active: why, by worker.
-        timed: those of them that are paid by the hour: no rate of theirs is known.
+        timed: those of them that are paid by the hour to be measured.
         standby: why not, by worker.
         required, offered: completions per second; None before the learner's time is measured.
         usd_per_hour: asked by all active workers.
@@ -153,6 +153,7 @@ class Verdict:
 
 def decide(markets: Sequence[JobMarket], now: float) -> dict[str, Verdict]:
     """Each job's verdict, by job id. A worker that asks for money is active for one job at most."""
+    markets = [replace(market, bidders=tuple(_weighed(market, one, now) for one in market.bidders)) for market in markets]
     chosen = _chosen([market for market in markets if _is_priced(market)], now)
     taken: set[str] = set()
     verdicts: dict[str, Verdict] = {}
@@ -167,20 +168,23 @@ def decide(markets: Sequence[JobMarket], now: float) -> dict[str, Verdict]:
     return verdicts
 
 
-def unpayable(market: JobMarket, verdict: Verdict, now: float) -> str | None:
-    """Why nobody who is ready can be paid from what is left of `budget.usd`; None where that is not what is in the way."""
-    limits, ready = limits_of(market, now), [one for one in market.bidders if one.is_ready]
-    if limits.uusd is None or verdict.active or not ready:
-        return None
-    if verdict.activation is not None and verdict.activation.binding == "usd":
-        return f"nobody can be paid (budget.usd): {verdict.activation.infeasible_because}; then resume"
-    cheapest = min(one.uusd_per_hour for one in ready)
-    if cheapest * TRIAL_S <= limits.uusd * HOUR_S:
-        return None
-    return (
-        f"{uusd_to_usd(limits.uusd):g} USD are left of the budget of {market.job.config.budget.usd} USD, which pay {_usd(cheapest)} USD/h,"
-        f" the least that is asked, for less than {TRIAL_S:.0f} s (budget.usd): raise it and resume"
-    )
+def _weighed(market: JobMarket, one: Bidder, now: float) -> Bidder:
+    """The bidder, as one that may not be active where money may not be spent on it."""
+    why = _unpaid(market, one, now) if one.is_ready else ""
+    return replace(one, is_ready=False, barred=why) if why else one
+
+
+def _unpaid(market: JobMarket, one: Bidder, now: float) -> str:
+    if not one.uusd_per_hour:
+        return ""
+    if not one.is_measured and not one.is_on_trial(now) and not one.tokens_per_s > 0:
+        return (
+            f"nothing of its work was accepted in {TRIAL_S:.0f} s that it was paid by the hour:"
+            f" it is tried again in {one.tried_until - now:.0f} s"
+        )
+    if limits_of(market, now).uusd == 0:
+        return "budget.usd is used up"
+    return too_dear(one.uusd_per_hour, market.job.config.budget.usd)
 
 
 def _is_priced(market: JobMarket) -> bool:
@@ -202,16 +206,12 @@ def _everyone(market: JobMarket, now: float) -> Verdict:
         if market.job.config.workers.activation == "all"
         else "the learner's time is not measured yet: everyone is active until the first steps are done"
     )
-    active, standby = _affordable([one for one in market.bidders if one.is_ready], limits_of(market, now), why, room=None)
+    active, standby = _affordable([one for one in market.bidders if one.is_ready], room(limits_of(market, now)), why)
     return _verdict(market, active, standby, why, now)
 
 
-def _affordable(bidders: Sequence[Bidder], limits: Limits, why: str, *, room: int | None) -> tuple[dict[str, str], dict[str, str]]:
-    """Who can be paid by the hour, and why the others cannot. `room`: micro-USD an hour; None: all that the limits leave."""
-    left = limits.uusd_per_hour if room is None else room
-    if limits.uusd is not None:
-        trial = int(limits.uusd * HOUR_S / TRIAL_S)  # no more an hour than what is left lasts for one trial
-        left = trial if left is None else min(left, trial)
+def _affordable(bidders: Sequence[Bidder], left: int | None, why: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Who can be paid by the hour, and why the others cannot. `left`: micro-USD an hour; None: any."""
     active: dict[str, str] = {}
     standby: dict[str, str] = {}
     for one in sorted(bidders, key=lambda one: (one.uusd_per_hour, one.quote is None, one.worker_id)):
@@ -245,7 +245,7 @@ def _chosen(markets: Sequence[JobMarket], now: float) -> dict[str, Activation]:
                 need_of(market, now),
                 terms,
                 weight=market.job.config.workers.weight,
-                limits=limits_of(market, now),
+                limits=replace(limits_of(market, now), uusd=None),  # work goes on until the money is used up: `_shortage` warns
                 held=held,
                 usable=frozenset(one.worker_id for one in bidding),
                 habits=CALM if market.changed_at is not None and now - market.changed_at < HOLD_S else HABITS,
@@ -265,12 +265,25 @@ def _priced(market: JobMarket, activation: Activation, now: float) -> Verdict:
     active = {one.worker_id: picked[one.worker_id] for one in ready if one.worker_id in picked}
     active |= {one.worker_id: "asks for no money" for one in ready if one.uusd_per_hour == 0}
     limits = limits_of(market, now)
-    room = None if limits.uusd_per_hour is None else limits.uusd_per_hour - activation.uusd_per_hour
+    beside = None if limits.uusd_per_hour is None else limits.uusd_per_hour - activation.uusd_per_hour
     trials = [one for one in ready if one.uusd_per_hour > 0 and one.is_on_trial(now)]
-    tried, unaffordable = _affordable(trials, limits, "its rate is being measured", room=room)
+    tried, unaffordable = _affordable(trials, room(replace(limits, uusd_per_hour=beside)), "its rate is being measured")
     standby = {**_unpicked(market, activation, now), **unaffordable}
-    verdict = _verdict(market, {**active, **tried}, standby, activation.reason, now)
+    verdict = _verdict(market, {**active, **tried}, standby, activation.reason + _shortage(market, activation, now), now)
     return replace(verdict, activation=activation)
+
+
+def _shortage(market: JobMarket, activation: Activation, now: float) -> str:
+    """A warning where what is left of the budget does not pay the chosen until the last step; empty where it does."""
+    left, hours = limits_of(market, now).uusd, terms_of(market, now).horizon_hours
+    hours *= max(activation.required / activation.rate, 1.0) if activation.rate > 0 else 1.0
+    cost = activation.usd_per_hour * hours
+    if left is None or reserved_uusd(cost) <= left:
+        return ""
+    return (
+        f"; all steps would cost {cost:.4f} USD over {hours:.2f} h and {uusd_to_usd(left):.4f} USD are left:"
+        " the job works until budget.usd is used up"
+    )
 
 
 def _unpicked(market: JobMarket, activation: Activation, now: float) -> dict[str, str]:
@@ -300,7 +313,7 @@ def _verdict(market: JobMarket, active: Mapping[str, str], standby: Mapping[str,
     inputs = inputs_of(market, serving, now)
     return Verdict(
         active=active,
-        timed=frozenset(one.worker_id for one in serving if not one.is_measured),
+        timed=frozenset(one.worker_id for one in serving if one.is_on_trial(now)),
         standby={**standby, **waiting},
         required=None if market.figures.train_s is None else required_of(market, now)(market.figures.bcast_p95_s),
         offered=sum(one.rate.rate(now) * one.admitted.value for one in serving),

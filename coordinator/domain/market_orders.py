@@ -18,6 +18,7 @@ RATED_S = 600.0  # and one by the token
 RENEWED_S = 10.0  # before its end a quote is renewed
 MOVED = 0.2  # a measured rate that is off by so much is quoted anew, at most every
 STEADY_S = 30.0
+SOON_S = 5.0  # or, when it rose: until then each token is paid too much
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,9 @@ def _stale(quote: QuoteRow, bidder: Bidder, now: float, *, is_timed: bool) -> st
     if quote.uusd_per_million_tokens is None:
         return "" if is_timed or not bidder.tokens_per_s > 0 else "its rate is measured"
     rate = quoted_rate(quote)
-    if rate is None or is_timed or now - quote.made_at < STEADY_S or abs(bidder.tokens_per_s - rate) <= MOVED * rate:
+    if rate is None or is_timed or abs(bidder.tokens_per_s - rate) <= MOVED * rate:
+        return ""
+    if now - quote.made_at < (SOON_S if bidder.tokens_per_s > rate else STEADY_S):
         return ""
     return f"its rate moved from {rate:.1f} to {bidder.tokens_per_s:.1f} tokens/s"
 

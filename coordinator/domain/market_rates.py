@@ -18,6 +18,7 @@ from pricing.throughput import Reliability, Throughput
 
 WINDOWS = 6  # that a worker's newest work is cut into: their spread is the uncertainty
 MOMENT_S = 1e-6
+NEWEST = 64  # completions that show a faster pace: of fewer the length alone would
 QUOTED_S = 60.0  # a rate that a quote was made from counts like so many seconds of observation then
 PRIOR_COMPLETIONS = 20.0  # a worker of which nothing is known counts as if so many had been admitted at the job's share
 HOUR_S = 3600.0
@@ -71,9 +72,18 @@ def _covered(spans: Sequence[tuple[float, float]]) -> float:
     return union
 
 
-def work_rate(made: Sequence[Made]) -> float:
-    """Accepted tokens per second of the time in which the worker had work, loaded as it was; 0: none."""
-    seconds = _covered(sorted((one.leased_at, one.accepted_at) for one in made))
+def work_rate(made: Sequence[Made], *, slots: int) -> float:
+    """Accepted tokens per second with all slots busy, which pay by the token is made from; 0: none.
+
+    Over all of it, or over the newest if that is more: who was given little work, or was slow for a while, is not paid many times its
+    price once it works as it can.
+    """
+    newest = sorted(made, key=lambda one: one.accepted_at)[-NEWEST:]
+    return max(_full_rate(made, slots), _full_rate(newest, slots))
+
+
+def _full_rate(made: Sequence[Made], slots: int) -> float:
+    seconds = _full_seconds(made, -math.inf, math.inf, slots)
     return sum(one.tokens for one in made) / seconds if seconds > MOMENT_S else 0.0
 
 

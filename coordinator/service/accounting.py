@@ -20,11 +20,23 @@ import structlog
 
 from coordinator.domain import accounting, paying
 from coordinator.domain.accounting import Found, Purse
-from coordinator.domain.model import Job, JobState, Lease, Meter, QuoteRow, Refusal, Rollout, RolloutState, Worker, WorkerState
+from coordinator.domain.model import (
+    Job,
+    JobState,
+    Lease,
+    LedgerAccount,
+    Meter,
+    QuoteRow,
+    Refusal,
+    Rollout,
+    RolloutState,
+    Worker,
+    WorkerState,
+)
 from coordinator.domain.paying import Held, Measured, Work
 from coordinator.domain.states import TERMINAL
 from coordinator.service.deps import QUOTES, Deps
-from coordinator.service.ledger import Books, budget_uusd, fund, spent_uusd
+from coordinator.service.ledger import Books, budget_uusd, fund, fund_job, spent_uusd
 from coordinator.service.ports import Reader, Tx
 from coordinator.service.spending import pause_for, used_up
 from pricing import ledger
@@ -60,7 +72,7 @@ async def keep_accounts(deps: Deps) -> None:
 
 
 async def look(deps: Deps) -> None:
-    """One look at all quotes that are due."""
+    """One look at all quotes that are due; then what ended jobs have left goes back to where it came from."""
     now = deps.clock.now()
     found = await deps.store.read(lambda reader: measure(reader, deps, now=now))
     for job_id, quotes in found.items():
@@ -70,6 +82,14 @@ async def look(deps: Deps) -> None:
             await deps.store.write(partial(post, deps=deps, job_id=job_id, found=some))
             deps.reach("accounting.posted")
         deps.wake.notify(job_id)
+    for job in await deps.store.read(ended_with_funds):
+        await deps.store.write(partial(fund_job, job=job, now=now))
+
+
+async def ended_with_funds(reader: Reader) -> list[Job]:
+    """Ended jobs whose budget is not all spent or reserved: `post` sees those with open meters only."""
+    held = [row.job_id for row in await reader.select(LedgerAccount, kind=Account.FUNDS, uusd__gt=0)]
+    return await reader.select(Job, id=held, state=sorted(TERMINAL[JobState])) if held else []
 
 
 async def measure(reader: Reader, deps: Deps, *, now: float) -> dict[str, list[Found]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from coordinator.domain import canary
 from coordinator.domain.model import Holding, Job, Lease, LeaseState, Metric, Publication, PublicationState, Worker, WorkerState
+from coordinator.domain.paying import PAYABLE_ENDS
 from coordinator.domain.staleness import last_step
 from coordinator.domain.states import WORKER, move
 from coordinator.service.deps import QUOTES, Deps
@@ -55,7 +56,7 @@ async def _confirm(tx: Tx, deps: Deps, worker: Worker, message: Confirm) -> _Ans
     if not fits:
         return await _wrong(tx, deps, row, message, words, now=now)
     await tx.put(_holding(row, message, now=now))
-    await _trim(tx, row, job.id)
+    await _trim(tx, row, job.id, now=now)
     await _record_figures(tx, published, message, worker_id=row.id, now=now)
     usable = job.committed_steps <= last_step(message.version, job.config.staleness.max)
     if row.state is WorkerState.STANDBY and usable:
@@ -139,12 +140,12 @@ async def _record_figures(tx: Tx, published: Publication, message: Confirm, *, w
         await record_event(tx, job_id, "versions_skipped", told, now=now)
 
 
-async def _trim(tx: Tx, worker: Worker, job_id: str) -> None:
-    """Forget old holdings that no token of a live lease can name."""
+async def _trim(tx: Tx, worker: Worker, job_id: str, *, now: float) -> None:
+    """Forget old holdings that no token can name whose lease is live, or ended by the coordinator and still paid."""
     holdings = await tx.select(Holding, worker_id=worker.id, job_id=job_id, order_by="-version")
     if len(holdings) <= HOLDINGS_KEPT:
         return
-    leases = await tx.select(Lease, worker_id=worker.id, job_id=job_id, state=LeaseState.LIVE)
+    leases = await tx.select(Lease, worker_id=worker.id, job_id=job_id, state=[LeaseState.LIVE, *PAYABLE_ENDS], deadline__ge=now)
     needed = min((lease.version for lease in leases), default=holdings[0].version)
     for holding in holdings[HOLDINGS_KEPT:]:
         if holding.version < needed:

@@ -13,16 +13,19 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from coordinator.domain.capacity_forecast import forecast
-from coordinator.domain.market import Verdict, decide, unpayable
+from coordinator.domain.market import Figures, JobMarket, Verdict, decide, limits_of
+from coordinator.domain.market_money import unpayable
 from coordinator.domain.market_orders import Orders, orders, timed
+from coordinator.domain.market_trials import room, too_dear
 from coordinator.domain.model import Job, JobState, QuoteRow, Worker, WorkerState
 from coordinator.service.deps import QUOTES, Deps
+from coordinator.service.ledger import spent_uusd
 from coordinator.service.market_board import Shown
-from coordinator.service.market_rows import Loaded, Outline, orphans, outlined, read_markets, read_outline
+from coordinator.service.market_rows import Loaded, Outline, orphans, outlined, read_markets, read_outline, tried
 from coordinator.service.ports import Tx
 from coordinator.service.recording import record_event, record_metrics
 from coordinator.service.spending import pause_for
-from pricing.money import usd_to_uusd, uusd_to_usd
+from pricing.money import uusd_to_usd
 
 log = structlog.get_logger()
 TURN_S = 1.0
@@ -208,26 +211,35 @@ def _figures(one: Loaded, verdict: Verdict, predicted_idle: float | None) -> dic
 async def welcome(tx: Tx, job: Job, worker: Worker, *, now: float) -> None:
     """The first quote of a session, opened with the confirmation of its first version: a worker that is to be measured waits for nobody.
 
-    Not for one whose rate is known already (the market decides whether it is needed), nor beyond `budget.usd_per_hour`.
+    Not for one whose rate is known already (the market decides whether it is needed), nor for one that was tried already, nor beyond
+    what the market would pay by the hour.
     """
     if job.state is not JobState.RUNNING:
         return
     known = await tx.select(QuoteRow, job_id=job.id, worker_id=worker.id, order_by="-made_at", limit=1)
     if known and known[0].session_epoch == worker.session_epoch:
         return
-    price, limit = worker.price_uusd_per_hour, job.config.budget.usd_per_hour
+    price = worker.price_uusd_per_hour
     is_chosen = job.config.workers.activation == "market" and price > 0
     if is_chosen and known and known[0].uusd_per_million_tokens is not None:
         return
     if is_chosen and await tx.count(QuoteRow, worker_id=worker.id, session_epoch=worker.session_epoch, ended_at=None):
         return
-    if limit is not None and price + await tx.total(QuoteRow, "uusd_per_idle_hour", job_id=job.id, ended_at=None) > usd_to_uusd(
-        limit
-    ):
+    if price and not await _may_try(tx, job, worker, now=now):
         return
     row = timed(job.id, worker.id, worker.session_epoch, price, FIRST if price else "asks for no money", now)
     await tx.put(row)
     await record_event(tx, job.id, "worker_activated", _told(row, {worker.id: worker.name}, row.reason), now=now)
+
+
+async def _may_try(tx: Tx, job: Job, worker: Worker, *, now: float) -> bool:
+    """Whether money may be spent on measuring the worker."""
+    price, budget = worker.price_uusd_per_hour, job.config.budget
+    if too_dear(price, budget.usd) or (await tried(tx, [worker.id], now)).get(worker.id):
+        return False
+    spent = await spent_uusd(tx, job.id) if budget.usd is not None else 0
+    most = room(limits_of(JobMarket(job, Figures(), (), spent), now))
+    return most is None or price + await tx.total(QuoteRow, "uusd_per_idle_hour", job_id=job.id, ended_at=None) <= most
 
 
 def pay_in_words(quote: QuoteRow) -> str:

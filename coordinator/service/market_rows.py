@@ -11,6 +11,7 @@ from coordinator.domain import market_rates as rates
 from coordinator.domain.accounting import USED_UP
 from coordinator.domain.market import Bidder, Figures, JobMarket
 from coordinator.domain.market_rates import Made
+from coordinator.domain.market_trials import DAY_S, tried_until
 from coordinator.domain.model import (
     Event,
     Group,
@@ -64,6 +65,7 @@ class Pool:
     workers: tuple[Worker, ...]
     sessions: Mapping[str, tuple[WorkerSession, ...]]
     invited_to: Mapping[str, tuple[str, ...]]
+    tried_until: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ def outlined(quotes: Sequence[QuoteRow]) -> tuple[tuple[object, ...], ...]:
 async def read_markets(reader: Reader, deps: Deps, now: float) -> list[Loaded]:
     """Every running job's."""
     jobs = await reader.select(Job, state=JobState.RUNNING, order_by="id")
-    pool = await _pool(reader)
+    pool = await _pool(reader, now)
     return [await _market(reader, deps, job, pool, now) for job in jobs]
 
 
@@ -115,7 +117,16 @@ async def orphans(reader: Reader, running: Iterable[str]) -> list[tuple[QuoteRow
     return found
 
 
-async def _pool(reader: Reader) -> Pool:
+async def tried(reader: Reader, workers: Sequence[str], now: float) -> dict[str, float]:
+    """Until when each has had its trials (`market_trials.tried_until`)."""
+    quotes: dict[str, list[QuoteRow]] = defaultdict(list)
+    for chunk in _chunks(workers):
+        for quote in await reader.select(QuoteRow, worker_id=chunk, uusd_per_million_tokens=None, made_at__gt=now - DAY_S):
+            quotes[quote.worker_id].append(quote)
+    return {worker: tried_until(own, now) for worker, own in quotes.items()}
+
+
+async def _pool(reader: Reader, now: float) -> Pool:
     workers = await reader.select(Worker, state=PRESENT, order_by="id")
     sessions: dict[str, list[WorkerSession]] = defaultdict(list)
     for chunk in _chunks([one.id for one in workers]):
@@ -126,6 +137,7 @@ async def _pool(reader: Reader) -> Pool:
         tuple(workers),
         {worker: tuple(stays) for worker, stays in sessions.items()},
         {invite.id: invite.jobs for invite in invites},
+        await tried(reader, [one.id for one in workers], now),
     )
 
 
@@ -150,7 +162,14 @@ async def _market(reader: Reader, deps: Deps, job: Job, pool: Pool, now: float) 
     open_quotes = await reader.select(QuoteRow, job_id=job.id, ended_at=None, order_by="id")
     past = await reader.select(QuoteRow, job_id=job.id, order_by="-made_at", limit=MOST_QUOTES)
     able = [one for one in pool.workers if may_serve(job, one, pool.invited_to.get(one.invite_id, ()))[0]]
-    bidders = [_bidder(deps, job, one, pool, timings, work, open_quotes, past, now) for one in able]
+    own: dict[str, list[QuoteRow]] = defaultdict(list)
+    for quote in past:
+        own[quote.worker_id].append(quote)
+    current = {(one.worker_id, one.session_epoch): one for one in reversed(open_quotes)}
+    bidders = [
+        _bidder(deps, job, one, pool, timings, work, current.get((one.id, one.session_epoch)), own.get(one.id, []), now)
+        for one in able
+    ]
     market = JobMarket(
         job,
         await _figures(reader, job, timings, work),
@@ -189,16 +208,15 @@ def _bidder(  # noqa: PLR0913 (rows of different kinds)
     pool: Pool,
     timings: Timings,
     work: _Work,
-    open_quotes: Sequence[QuoteRow],
-    past: Sequence[QuoteRow],
+    quote: QuoteRow | None,
+    own: Sequence[QuoteRow],
     now: float,
 ) -> Bidder:
-    own = [quote for quote in past if quote.worker_id == worker.id]
-    quote = next((one for one in open_quotes if one.worker_id == worker.id and one.session_epoch == worker.session_epoch), None)
+    """`quote`: its open one; `own`: all of its quotes for the job, newest first."""
     made = work.made.get(worker.id, [])
     tokens = max(fmean(one.length for one in work.newest), 1.0) if work.newest else float(job.config.sampling.max_new_tokens)
     rated = next((one for one in own if rates.quoted_rate(one) is not None), None)
-    paced = rates.work_rate(made)
+    paced = rates.work_rate(made, slots=worker.max_slots)
     start = rates.claimed(worker.tokens_per_s or paced, tokens=tokens, quote=rated, now=now)
     bad = work.bad.get(worker.id, 0)
     heard = deps.presence.get(worker.id)
@@ -219,7 +237,7 @@ def _bidder(  # noqa: PLR0913 (rows of different kinds)
         up_mbps=heard.uplink / BYTES_PER_MBIT if heard is not None and heard.uplink > 0 else None,
         down_mbps=timings.down[worker.id] / BYTES_PER_MBIT if worker.id in timings.down else None,
         trust="named" if worker.name in job.config.workers.names else "any",
-        tried_at=min((one.made_at for one in own if one.session_epoch == worker.session_epoch), default=None),
+        tried_until=pool.tried_until.get(worker.id, 0.0),
         quote=quote,
         is_ready=not barred,
         barred=barred,

@@ -54,6 +54,7 @@ from coordinator.wire.rest import (
     JobView,
     WorkView,
 )
+from pricing.ledger import Account
 
 STEPS_COUNTED = 2000
 MOST_VALUES = 500
@@ -204,19 +205,32 @@ async def audit_view(store: Store, caller: Caller, job_id: str) -> AuditView:
     outcome = await asyncio.to_thread(audit, *rows)
     _, _, rollouts, leases, _, _, refusals = rows
     findings = (*outcome.findings, *await asyncio.to_thread(audit_money, money, rollouts, leases, refusals))
-    counts = {**outcome.counts, "ledger_entries": len(money.entries), "quotes": len(money.quotes)}
+    counts = {
+        **outcome.counts,
+        "ledger_entries": sum(entry.job_id == job_id for entry in money.entries),
+        "quotes": len(money.quotes),
+    }
     return AuditView(ok=not findings, findings=findings, counts=counts)
 
 
 async def load_money(reader: Reader, job: Job) -> Money:
-    """The job's rows that are about money."""
+    """The job's rows that are about money, and what its workers earned and were paid out over all jobs."""
+    quotes = await reader.select(QuoteRow, job_id=job.id)
     entries = await reader.select(LedgerEntry, job_id=job.id)
+    accounts = await reader.select(LedgerAccount, job_id=job.id)
+    earned: dict[str, int] = defaultdict(int)
+    for ids in _chunks(sorted({quote.worker_id for quote in quotes})):
+        entries += await reader.select(LedgerEntry, job_id="", worker_id=ids)
+        accounts += await reader.select(LedgerAccount, worker_id=ids, kind=[Account.CASH, Account.PAID])
+        for account in await reader.select(LedgerAccount, worker_id=ids, kind=Account.EARNED):
+            earned[account.worker_id] += account.uusd
     postings = [row for ids in _chunks([entry.id for entry in entries]) for row in await reader.select(Posting, entry_id=ids)]
     return Money(
         job=job,
-        quotes=await reader.select(QuoteRow, job_id=job.id),
+        quotes=quotes,
         meters=await reader.select(Meter, job_id=job.id),
         entries=entries,
         postings=postings,
-        accounts=await reader.select(LedgerAccount, job_id=job.id),
+        accounts=accounts,
+        earned=earned,
     )

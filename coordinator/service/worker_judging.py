@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from coordinator.domain.admission import CompletionLimits, Refused, Verdict, check_completions, check_lease
+from coordinator.domain.admission import CompletionLimits, Refused, Verdict, check_completions, check_lease, check_unneeded
 from coordinator.domain.model import Group, Job, Lease, Rollout, RolloutState, Worker
 from coordinator.service.deps import Deps
 from coordinator.service.worker_faults import RefusedWork
@@ -57,12 +57,12 @@ def judge(deps: Deps, worker: Worker, submission: Submission, rows: Rows) -> Jud
         now=deps.clock.now(),
     )
     if whole is not None:
-        refused = tuple(_refused_whole(submission, place, whole, rows) for place in places)
+        refused = tuple(_refused_whole(deps, submission, place, whole, rows) for place in places)
         return Judged(duplicates=duplicates, refused=refused)
     if lease is None or rows.job is None:
         raise RuntimeError(f"lease {head.lease_id} has no job")
-    held, strange = _held(submission, places, lease, rows)
     limits = _limits(deps, submission, lease, rows.job, rows)
+    held, strange = _held(submission, places, lease, rows, limits)
     verdicts = check_completions([submission.completions[place] for place in held], limits)
     pairs = list(zip(held, verdicts, strict=True))
     return Judged(
@@ -87,7 +87,9 @@ def _split(submission: Submission, rows: Rows) -> tuple[tuple[int, ...], list[in
     return tuple(sorted(set(duplicates))), places
 
 
-def _held(submission: Submission, places: Sequence[int], lease: Lease, rows: Rows) -> tuple[list[int], tuple[RefusedWork, ...]]:
+def _held(
+    submission: Submission, places: Sequence[int], lease: Lease, rows: Rows, limits: CompletionLimits
+) -> tuple[list[int], tuple[RefusedWork, ...]]:
     """Places whose slot is leased to this lease and named once; the others, refused."""
     held, strange, seen = [], [], set[int]()
     for place in places:
@@ -102,9 +104,10 @@ def _held(submission: Submission, places: Sequence[int], lease: Lease, rows: Row
             strange.append(RefusedWork(done.slot, "slot_repeated", words, "worker", False, tokens))
         elif rollout is None or rollout.state is not RolloutState.LEASED or rollout.lease_id != lease.id:
             words = f"slot {done.slot} is no longer wanted from lease {lease.id}"
-            blame = "worker" if rollout is not None and rollout.state is not RolloutState.VOID else "coordinator"
-            most = tokens if rows.job is None else rows.job.config.sampling.max_new_tokens
-            strange.append(RefusedWork(done.slot, "slot_closed", words, blame, blame == "coordinator", min(tokens, most)))
+            if rollout is not None and rollout.state is not RolloutState.VOID:
+                strange.append(RefusedWork(done.slot, "slot_closed", words, "worker", False, tokens))
+            else:
+                strange.append(_unneeded(submission, place, Refused("slot_closed", words, "coordinator", True), limits))
         else:
             held.append(place)
         seen.add(done.slot)
@@ -127,14 +130,23 @@ def _limits(deps: Deps, submission: Submission, lease: Lease, job: Job, rows: Ro
     )
 
 
-def _refused_whole(submission: Submission, place: int, whole: Refused, rows: Rows) -> RefusedWork:
-    """Nobody looks into work that comes too late: it is paid for what its lease could have asked for."""
+def _refused_whole(deps: Deps, submission: Submission, place: int, whole: Refused, rows: Rows) -> RefusedWork:
+    """Paid when it was asked for, is what it should be, and only comes too late by no fault of the worker's."""
+    done, lease = submission.completions[place], rows.lease
+    if whole.paid and lease is not None and rows.job is not None and done.slot in lease.slots:
+        limits = _limits(deps, submission, lease, rows.job, rows)
+        proven = {lease.version: lease.digest, **rows.confirmed}  # the grant asked for it, whatever was forgotten since
+        return _unneeded(submission, place, whole, replace(limits, confirmed=proven))
+    return RefusedWork(done.slot, whole.code, whole.reason, whole.blame, False, len(done.token_ids))
+
+
+def _unneeded(submission: Submission, place: int, why: Refused, limits: CompletionLimits) -> RefusedWork:
+    """Refused because nobody needs it, and paid, unless something is wrong with it."""
     done = submission.completions[place]
-    tokens, paid = len(done.token_ids), whole.paid
-    if paid and rows.lease is not None and rows.job is not None:
-        paid = done.slot in rows.lease.slots
-        tokens = min(tokens, rows.job.config.sampling.max_new_tokens)
-    return RefusedWork(done.slot, whole.code, whole.reason, whole.blame, paid, tokens)
+    wrong = check_unneeded(done, limits)
+    if wrong is not None:
+        return RefusedWork(done.slot, wrong.code, f"slot {done.slot}: {wrong.reason}", wrong.blame, wrong.paid, len(done.token_ids))
+    return RefusedWork(done.slot, why.code, why.reason, why.blame, why.paid, len(done.token_ids))
 
 
 def _refused_one(submission: Submission, place: int, verdict: Verdict) -> RefusedWork:

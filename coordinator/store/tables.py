@@ -103,7 +103,9 @@ TABLES: dict[type[Any], sa.Table] = {
         "ledger_entries", model.LedgerEntry, ("id",), unique=(("seq",),), index=(("job_id", "seq"), ("worker_id", "seq"))
     ),
     model.Posting: _table("postings", model.Posting, ("account", "number"), index=(("entry_id",),)),
-    model.LedgerAccount: _table("ledger_accounts", model.LedgerAccount, ("id",), index=(("job_id", "kind"), ("worker_id", "kind"))),
+    model.LedgerAccount: _table(
+        "ledger_accounts", model.LedgerAccount, ("id",), index=(("job_id", "kind"), ("worker_id", "kind"), ("kind", "uusd"))
+    ),
     model.PriceRow: _table("prices", model.PriceRow, ("worker_id", "at")),
     Rental: _table("rentals", Rental, ("id",), index=(("provider", "state"), ("job_id", "state"), ("label",))),
     model.Holding: _table("holdings", model.Holding, ("worker_id", "job_id", "version", "digest"), index=(("job_id", "version"),)),

@@ -63,10 +63,10 @@ SLOW_DISK = 0.4
 ENDINGS: tuple[Ending, ...] = (
     Ending("cancelled while queued", _plan(_at("queued", "cancel_now"), submitted_s=0.5), CANCELLED),
     Ending("paused while queued", _plan(_at("queued", "pause"), submitted_s=0.5)),
-    Ending("the environment does not start", _plan(broken_plane=True), FAILED, otherwise="failed"),
+    Ending("the environment does not start", _plan(broken_plane=True, budget_usd=1.0), FAILED, otherwise="failed"),
     Ending("cancelled while starting", _plan(_at("starting", "cancel_now")), CANCELLED),
     Ending("paused while starting", _plan(_at("starting", "pause"))),
-    Ending("cancelled while paused", _plan(_at("running", "pause", 9.0), _at("paused", "cancel_now")), CANCELLED),
+    Ending("cancelled while paused", _plan(_at("running", "pause", 9.0), _at("paused", "cancel_now"), budget_usd=1.0), CANCELLED),
     Ending("a second process has the key", _plan(Fault(4.0, "twin", 0))),
     Ending("no learner starts", _plan(_at("starting", "learners_refuse")), FAILED),
     Ending("no learner starts again", _plan(_at("running", "learners_refuse")), FAILED),

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
+from coordinator.domain.market_trials import too_dear
 from coordinator.domain.model import JobState
 from coordinator.service import operator_jobs, operator_workers
+from coordinator.service.ledger import fund_job
 from coordinator.service.operator_done import Done
 from coordinator.service.operator_errors import RequestRefused
 from coordinator.service.ports import Tx
@@ -118,9 +120,13 @@ def _new_bound(world: World, fault: Fault) -> None:
 
 
 def tend(world: World) -> None:
-    """The operator looks at a job that stays paused, and helps."""
+    """The operator looks at a job that stays paused, or whose budget the one honest worker's price does not fit into, and helps."""
     job = world.job
-    if job.state is JobState.PAUSED and world.host.clock.now() - job.state_since > TENDED_AFTER_S:
+    if world.host.clock.now() - job.state_since <= TENDED_AFTER_S:
+        return
+    if job.state is JobState.RUNNING and too_dear(world.workers[0].price, job.config.budget.usd):
+        _more_money(world)
+    if job.state is JobState.PAUSED:
         if "budget" in job.reason:
             _more_money(world)
         _resume(world)
@@ -202,6 +208,17 @@ def _release(world: World, worker: SimWorker, fault: Fault) -> None:  # noqa: AR
 
 
 # The operator's hand
+
+
+def fund(world: World) -> None:
+    """A job's budget is given to it as it is submitted."""
+
+    async def action(tx: Tx, now: float) -> Done:
+        await fund_job(tx, world.job, now=now)
+        return Done(world.job.config)
+
+    if world.job.config.budget.usd is not None:
+        _operate(world, "fund", action)
 
 
 def _operate(world: World, name: str, action: Callable[[Tx, float], Awaitable[Done]]) -> None:

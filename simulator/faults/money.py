@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 MILLION = 1_000_000
 HOUR_S = 3600.0
+PATIENCE_S = 120.0  # from the last quote's end, for what is left to go back
 NEGATIVE = ("outside", "debts")
 MONEY = (LedgerEntry, Posting, LedgerAccount)
 
@@ -25,6 +26,7 @@ class Money:
         self._world = world
         self._tables = world.rows.tables
         self._moves: dict[str, tuple[int, int]] = {}  # account -> moves so far, their sum
+        self._closed_at: float | None = None
         budget = world.plan.budget_usd
         self._budget = 0 if budget is None else usd_to_uusd(budget)  # the most that was ever allowed
 
@@ -103,23 +105,32 @@ class Money:
         return tokens
 
     def is_settled(self) -> bool:
-        """Whether every quote ended and everything owed is posted."""
+        """Whether every quote ended, everything owed is posted, and what is left went back, or had the time to."""
         meters = self._tables[Meter].values()
-        return all(q.ended_at is not None for q in self._tables[QuoteRow].values()) and all(m.closed_at is not None for m in meters)
+        if any(q.ended_at is None for q in self._tables[QuoteRow].values()) or any(m.closed_at is None for m in meters):
+            self._closed_at = None
+            return False
+        now = self._world.loop.time()
+        self._closed_at = now if self._closed_at is None else self._closed_at
+        return not self._sums()["funds"] or now > self._closed_at + PATIENCE_S
+
+    def _sums(self) -> Counter[str]:
+        """What all accounts of a kind hold."""
+        sums = Counter[str]()
+        for account, (_, balance) in self._moves.items():
+            sums[account.partition("/")[0]] += balance
+        return sums
 
     def at_the_end(self) -> None:
-        """Each token was paid once, nothing is left reserved, and what was given is spent or left over of a budget."""
+        """Each token was paid once, nothing is left reserved, and what was given is spent: all else went back."""
         tokens = self._tokens()
         for quote in self._tables[QuoteRow].values():
             worth = tokens[quote.id] * (quote.uusd_per_million_tokens or 0) // MILLION
             earned, reserved = (self._moves.get(f"{kind}/{quote.id}", (0, 0))[1] for kind in ("earned", "reserved"))
             if earned < worth or reserved:
                 self._broke(f"quote {quote.id} ended with {earned} uUSD of {worth} posted and {reserved} reserved")
-        sums = Counter[str]()
-        for account, (_, balance) in self._moves.items():
-            sums[account.partition("/")[0]] += balance
-        given = -sums["outside"]
-        if sums["earned"] != sums["spent"] or given != sums["spent"] + sums["funds"] or (sums["funds"] and not self._budget):
+        sums = self._sums()
+        if sums["funds"] or not sums["earned"] == sums["spent"] == -sums["outside"]:
             self._broke(f"the books do not close: {dict(sums)}")
 
     def _broke(self, words: str) -> None:

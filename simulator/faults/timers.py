@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from coordinator.domain.market_trials import too_dear
 from coordinator.domain.model import (
     Group,
     GroupState,
@@ -134,4 +135,6 @@ class Timers:
         job, worker = self._world.job, self._tables[Worker].get(worker_id)
         least = job.committed_steps - job.config.staleness.max
         held = [h.version for h in self._tables[Holding].values() if h.worker_id == worker_id]
-        return worker is not None and worker.state is WorkerState.ACTIVE and max(held, default=-1) >= least
+        if worker is None or too_dear(worker.price_uusd_per_hour, job.config.budget.usd):
+            return False
+        return worker.state is WorkerState.ACTIVE and max(held, default=-1) >= least

@@ -40,7 +40,7 @@ from coordinator.wire.job import (
 )
 from coordinator.wire.signing import public_hex
 from simulator.faults.coverage import Coverage
-from simulator.faults.happen import happen, tend
+from simulator.faults.happen import fund, happen, tend
 from simulator.faults.host import EPOCH, Host
 from simulator.faults.hostile import HostileWorker
 from simulator.faults.laws import Laws
@@ -193,6 +193,7 @@ class World:
     def _submit(self) -> None:
         """The operator's job is queued; the jobs loop finds it at its next turn."""
         self.rows.tables[Job][JOB] = self._unsubmitted
+        fund(self)
 
     async def _play(self) -> None:
         self.host.start()

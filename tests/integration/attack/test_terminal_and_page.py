@@ -22,7 +22,7 @@ ESCAPES = ("\x1b[2J", "\x1b]0;owned\x07", "\x9b31m", "\r", "\x08", "\u202e", "\u
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     out = io.StringIO()
-    monkeypatch.setattr(output.console, "file", out)
+    monkeypatch.setattr(output.console, "_file", out)  # its property reads as the stream of now: undone, it would stay
     return out
 
 

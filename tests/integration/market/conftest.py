@@ -118,17 +118,17 @@ class Scene:
         job = await self.get(Job, JOB)
         await self.put(replace(job, committed_steps=count))
 
-    async def work(self, name: str, rate: float, *, seconds: float = 60.0, length: int = TOKENS) -> None:
-        """The worker made `rate` completions a second, all slots busy, until now: SLOTS at a time, group by group."""
+    async def work(self, name: str, rate: float, *, seconds: float = 60.0, length: int = TOKENS, at_once: int = SLOTS) -> None:
+        """The worker made `rate` completions a second, `at_once` slots busy, until now: so many at a time, group by group."""
         now = self.clock.time
-        took = SLOTS / rate
+        took = at_once / rate
         groups, leases, rollouts = [], [], []
         for turn_ in range(int(seconds / took)):
             end = now - turn_ * took
             group, lease = f"{name}/{now:.0f}/{turn_}", f"{name}/{now:.0f}/{turn_}/f1"
             number = next(self.numbers)
-            groups.append(Group(group, JOB, number, 0, (1,), SLOTS, GroupState.TRAINED, end - took))
-            slots = tuple(range(SLOTS))
+            groups.append(Group(group, JOB, number, 0, (1,), at_once, GroupState.TRAINED, end - took))
+            slots = tuple(range(at_once))
             leases.append(Lease(lease, JOB, group, name, 1, slots, 0, "d", 3, end + 60, 1, LeaseState.DONE, end - took, "", end))
             times: dict[str, Any] = {"length": length, "accepted_at": end, "graded_at": end + 0.1}
             rollouts += [Rollout(group, slot, JOB, number, RolloutState.SCORED, lease, name, **times) for slot in slots]

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
-from coordinator.domain.model import Event, Job, JobState, QuoteRow, Refusal, Worker, WorkerSession, WorkerState
-from coordinator.service.market import Market
+from coordinator.domain.model import Event, Job, JobState, LedgerAccount, QuoteRow, Refusal, Worker, WorkerSession, WorkerState
+from coordinator.service.market import Market, welcome
 from coordinator.service.market_board import UNDECIDED
+from coordinator.wire.job import BudgetConfig
+from pricing import ledger
+from pricing.ledger import Account
 
 JOB = "j1"
 
@@ -132,6 +135,18 @@ async def test_a_new_session_is_quoted_anew(scene: Any) -> None:
     assert (old.ended_at, old.ended_because) == (again_at, "its session ended")
 
 
+async def test_who_falls_behind_keeps_its_quote_for_a_while_but_not_that_of_an_older_session(scene: Any) -> None:
+    await scene.job()
+    await scene.worker("a", 0.2)
+    quote = (await scene.look())["a"]
+    row = await scene.get(Worker, "a")
+    await scene.put(replace(row, state=WorkerState.STANDBY, state_since=scene.clock.time))
+    assert (await scene.look(6.0))["a"].id == quote.id
+    await scene.put(replace(row, state=WorkerState.STANDBY, state_since=scene.clock.time, session_epoch=2))
+    assert await scene.look(6.0) == {}
+    assert "no version yet" in scene.why_not("a")
+
+
 async def test_free_workers_are_active_and_activation_all_takes_everyone(scene: Any) -> None:
     await scene.job(workers={"activation": "all"})
     await scene.worker("free", 0.0)
@@ -204,12 +219,93 @@ async def test_nothing_is_decided_while_nothing_changed(scene: Any) -> None:
     assert scene.market.decided_at == scene.clock.time
 
 
+async def spend(scene: Any, uusd: int) -> None:
+    await scene.put(LedgerAccount(ledger.name(Account.SPENT, JOB), Account.SPENT.value, JOB, "", 1, uusd))
+
+
 async def test_a_budget_that_pays_nobody_pauses_the_job_in_words(scene: Any) -> None:
-    """And a raise lets it go on."""
-    await scene.job(budget={"steps": 1000, "usd": 0.000_01})
+    """0.5 USD/h for 120 s are 0.0167 USD."""
+    await scene.job(budget={"steps": 1000, "usd": 1.0})
     await scene.worker("a", 0.5)
+    await spend(scene, 990_000)
     assert await scene.look() == {}
     (job,) = await scene.rows(Job, id=JOB)
     assert job.state is JobState.PAUSED
-    assert "are left of the budget of 1e-05 USD" in job.reason
+    assert "0.01 USD are left of the budget of 1.0 USD" in job.reason
     assert "raise it and resume" in job.reason
+
+
+async def test_a_strangers_price_pauses_no_job(scene: Any) -> None:
+    await scene.job(budget={"steps": 1000, "usd": 10.0})
+    await scene.worker("stranger", 10_000.0)
+    assert await scene.look() == {}
+    assert (await scene.get(Job, JOB)).state is JobState.RUNNING
+    assert "more than a tenth of the budget of 10 USD" in scene.why_not("stranger")
+
+
+async def greet(scene: Any, name: str) -> bool:
+    """Whether the worker is quoted as it confirms its first version."""
+    job, worker = await scene.get(Job, JOB), await scene.get(Worker, name)
+    await scene.deps.store.write(lambda tx: welcome(tx, job, worker, now=scene.clock.time))
+    return bool(await scene.rows(QuoteRow, worker_id=name, session_epoch=worker.session_epoch))
+
+
+@pytest.mark.parametrize(
+    ("usd", "spent", "is_quoted"), [(30.0, 0, True), (30.1, 0, False), (30.0, 9_000_000, True), (30.0, 9_000_001, False)]
+)
+async def test_a_first_quote_is_within_a_tenth_of_the_budget_and_what_is_left(
+    scene: Any, usd: float, spent: int, is_quoted: bool
+) -> None:
+    """30 USD/h for 120 s are 1 USD, of 10."""
+    await scene.job(budget={"steps": 1000, "usd": 10.0})
+    await scene.worker("a", usd)
+    await spend(scene, spent)
+    assert await greet(scene, "a") is is_quoted
+
+
+async def test_first_quotes_together_are_within_what_the_budget_leaves(scene: Any) -> None:
+    """0.2 USD/h are left beside the first one; and without a budget any price is taken."""
+    await scene.job(budget={"steps": 1000, "usd_per_hour": 0.5})
+    await scene.worker("a", 0.3)
+    await scene.worker("b", 0.3)
+    await scene.worker("free", 0.0)
+    assert [await greet(scene, name) for name in ("a", "b", "free")] == [True, False, True]
+    await scene.put(replace(await scene.get(Job, JOB), config=(await other(scene)).config))
+    assert await greet(scene, "b")
+
+
+async def other(scene: Any) -> Job:
+    """The job without a limit an hour."""
+    job: Job = await scene.get(Job, JOB)
+    return replace(job, config=job.config.model_copy(update={"budget": BudgetConfig(steps=1000)}))
+
+
+@pytest.mark.parametrize("activation", ["all", "market"])
+async def test_coming_back_for_ever_is_not_paid_for_ever(scene: Any, activation: str) -> None:
+    """A worker that makes nothing rejoins every 60 s for an hour. 120 s are paid at once, and again after 120, 240, 480, 960 s."""
+    await scene.job(workers={"activation": activation})
+    await scene.worker("idle", 0.2)
+    session = await scene.get(WorkerSession, "idle", 1)
+    for _ in range(60):
+        row, now = await scene.get(Worker, "idle"), scene.clock.time
+        await scene.put(replace(session, epoch=row.session_epoch, started_at=now - 60, ended_at=now))
+        await scene.put(replace(row, session_epoch=row.session_epoch + 1), replace(session, epoch=row.session_epoch + 1))
+        await greet(scene, "idle")
+        for _ in range(12):
+            await scene.look(5.0)
+    quotes = await scene.rows(QuoteRow, worker_id="idle")
+    assert all(quote.uusd_per_million_tokens is None for quote in quotes)
+    paid = sum((scene.clock.time if quote.ended_at is None else quote.ended_at) - quote.made_at for quote in quotes)
+    assert 5 * 120 <= paid <= 5 * 130
+    assert "nothing of its work was accepted" in scene.why_not("idle")
+
+
+async def test_who_was_lightly_loaded_is_paid_by_its_rate_at_full_load(scene: Any) -> None:
+    """One of four slots makes 25 tokens a second: 100 with all of them. 0.36 USD/h are 1 USD per million then, not 4."""
+    await scene.job()
+    await scene.worker("a", 0.36)
+    await scene.look()
+    await scene.steps(6)
+    await scene.work("a", 1.25, at_once=1)
+    quotes = await scene.look()
+    assert quotes["a"].uusd_per_million_tokens == pytest.approx(1_000_000, rel=0.01)

@@ -187,6 +187,11 @@ async def test_a_payout_is_on_record_once_and_never_above_what_is_earned(bench: 
     assert (worker["earned_uusd"], worker["paid_out_uusd"]) == (40, 30)
     (entry,) = [e for e in (await bench.ask("GET", f"{LEDGER}?worker=w-1"))["entries"] if e["kind"] == "payout"]
     assert sum(p["uusd"] for p in entry["postings"]) == 0
+    await bench.put(QuoteRow("q", "j-1", "w-1", 1, "active", 1_000_000, 0, 0.0, 1e9, "cheap"))
     assert not [f for f in (await bench.ask("GET", f"{JOBS}/j-1/audit"))["findings"] if "uUSD" in f]
+    await bench.put(LedgerAccount("earned/q", "earned", "j-1", "w-1", 1, 29))
+    assert (
+        "30 uUSD are paid out to worker w-1, 29 are earned in all jobs" in (await bench.ask("GET", f"{JOBS}/j-1/audit"))["findings"]
+    )
     told = (await account(bench.deps, "w-1")).payouts
     assert [(one.uusd, one.note, one.entry_id) for one in told] == [(30, "transfer 7", entry["id"])]

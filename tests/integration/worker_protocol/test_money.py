@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 from coordinator.domain.model import (
+    Holding,
     Job,
     JobState,
     Lease,
@@ -24,11 +26,25 @@ from coordinator.domain.model import (
     Worker,
 )
 from coordinator.service import accounting
-from coordinator.wire.messages import Account, Leave
+from coordinator.service.ledger import fund_job
+from coordinator.wire.messages import Account, JoinRequest, Leave
 from coordinator.wire.signing import is_receipt, public_hex
+from tests.integration.worker_protocol.conftest import Stranger
 
 CAP, GROUP = 8, 4
 PER_TOKEN = 1_000_000  # uUSD a million tokens: 1 uUSD each, so a slot is at most 8 uUSD
+
+
+class Modest(Stranger):
+    """Asks for no money, so that any budget bears its first quote; `quoted` sets what it is paid."""
+
+    def join_request(self, **changes: Any) -> JoinRequest:
+        return super().join_request(price_uusd_per_hour=0, **changes)
+
+
+@pytest.fixture
+def stranger(coordinator: Any) -> Any:
+    return lambda name="w1": Modest(coordinator, name)
 
 
 @pytest.fixture
@@ -140,29 +156,121 @@ async def test_cancelled_work_is_paid_once_and_only_before_its_deadline(coordina
     assert await standing(coordinator, f"earned/{quote.id}") == 8
 
 
-async def test_nobody_is_paid_for_more_than_a_lease_could_ask_for(coordinator: Any, stranger: Any, job: Job) -> None:
-    """20 tokens sent for a slot of at most 8, once for a slot that its group closed, once for a cancelled lease."""
+def made_up(slot: int, tokens: int = CAP, **changes: Any) -> dict[str, Any]:
+    """One completion that fills the cap; `changes` say what is wrong with it."""
+    fields = {"token": 5, "logprob": -0.5, "version": 0, "stop_reason": "length", "generate_s": 1.0} | changes
+    head = {"slot": slot, "length": tokens, "stop_reason": fields["stop_reason"], "generate_s": fields["generate_s"]}
+    return {
+        "token_ids": np.full(tokens, fields["token"], np.int32),
+        "logprobs": np.full(tokens, fields["logprob"], np.float32),
+        "versions": np.full(tokens, fields["version"], np.int32),
+        "completions": [head],
+    }
+
+
+MADE_UP = [
+    ({"tokens": 20}, "wrong_length"),
+    ({"token": 10**6}, "outside_vocabulary"),
+    ({"logprob": float("nan")}, "logprob_not_finite"),
+    ({"logprob": 0.5}, "logprob_positive"),
+    ({"stop_reason": "stop"}, "wrong_stop"),
+    ({"tokens": 3}, "wrong_stop"),
+    ({"version": 1}, "version_not_claimed"),
+    ({"generate_s": 0.0}, "too_fast"),
+]
+ENDS = [LeaseState.DEAD, LeaseState.CANCELLED, LeaseState.LIVE]  # LIVE: its group closed the slot
+
+
+async def unneeded(coordinator: Any, lease: Any, slot: int, state: LeaseState) -> None:
+    """The coordinator has no use any more for the slot."""
+    row = await coordinator.get(Lease, lease.lease_id)
+    if state is LeaseState.LIVE:
+        await coordinator.put(replace(await coordinator.get(Rollout, lease.group_id, slot), state=RolloutState.VOID))
+    else:
+        await coordinator.put(replace(row, state=state, reason="job_paused: test", closed_at=coordinator.clock.now()))
+
+
+@pytest.mark.parametrize("state", ENDS)
+@pytest.mark.parametrize(("changes", "code"), MADE_UP)
+async def test_nobody_is_paid_for_what_it_made_up_because_it_is_not_needed_any_more(
+    coordinator: Any, stranger: Any, job: Job, state: LeaseState, changes: dict[str, Any], code: str
+) -> None:
+    """The worker's own fault, with a strike; sound work for the same slot is paid after it."""
     worker = await stranger().ready()
     quote = await quoted(coordinator, worker)
     lease = await worker.lease()
-    long = {
-        "token_ids": np.full(20, 5, np.int32),
-        "logprobs": np.full(20, -0.5, np.float32),
-        "versions": np.zeros(20, np.int32),
-        "completions": [{"slot": 0, "length": 20, "stop_reason": "length", "generate_s": 1.0}],
-    }
-    rollout = await coordinator.get(Rollout, lease.group_id, 0)
-    await coordinator.put(replace(rollout, state=RolloutState.VOID))
-    (closed,) = (await worker.submit(lease, (0,), **long)).refused
-    assert (closed.code, closed.paid) == ("slot_closed", True)
-    row = await coordinator.get(Lease, lease.lease_id)
-    await coordinator.put(replace(row, state=LeaseState.CANCELLED, reason="job_paused: test", closed_at=coordinator.clock.now()))
-    long["completions"] = [{"slot": 1, "length": 20, "stop_reason": "length", "generate_s": 1.0}]
-    assert (await worker.submit(lease, (1,), **long)).refused[0].paid
-    long["completions"] = [{"slot": 7, "length": 20, "stop_reason": "length", "generate_s": 1.0}]
-    assert not (await worker.submit(lease, (7,), **long)).refused[0].paid, "the lease does not hold that slot"
+    await unneeded(coordinator, lease, 1, state)
+    (refused,) = (await worker.submit(lease, (1,), **made_up(1, **changes))).refused
+    assert (refused.code, refused.blame, refused.paid) == (code, "worker", False)
+    assert (await coordinator.get(Worker, worker.id)).strikes == 1
+    (refused,) = (await worker.submit(lease, (1,), **made_up(1))).refused
+    assert (refused.code, refused.paid) == (PAID_AS[state], True)
     await look(coordinator)
-    assert await standing(coordinator, f"earned/{quote.id}") == 8 + 8
+    assert await standing(coordinator, f"earned/{quote.id}") == CAP
+
+
+PAID_AS = {LeaseState.DEAD: "lease_dead_by_version", LeaseState.CANCELLED: "lease_closed", LeaseState.LIVE: "slot_closed"}
+
+
+async def test_a_slot_that_was_never_leased_is_not_paid(coordinator: Any, stranger: Any, job: Job) -> None:
+    worker = await stranger().ready()
+    await quoted(coordinator, worker)
+    lease = await worker.lease()
+    await unneeded(coordinator, lease, 1, LeaseState.CANCELLED)
+    assert not (await worker.submit(lease, (7,), **made_up(7))).refused[0].paid
+
+
+@pytest.mark.parametrize("state", [LeaseState.DEAD, LeaseState.CANCELLED])
+async def test_work_is_paid_although_the_proof_of_its_version_was_forgotten(
+    coordinator: Any, stranger: Any, job: Job, state: LeaseState
+) -> None:
+    """The grant asked for that proof."""
+    worker = await stranger().ready()
+    await quoted(coordinator, worker)
+    lease = await worker.lease()
+    await unneeded(coordinator, lease, 1, state)
+    await coordinator.deps.store.write(lambda tx: tx.delete(Holding, worker_id=worker.id))
+    assert (await worker.submit(lease, (1,), **made_up(1))).refused[0].paid
+
+
+ENDED = [JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED]
+
+
+@pytest.mark.parametrize("state", ENDED)
+async def test_what_an_ended_job_has_left_goes_back_though_nobody_ever_worked_for_it(
+    coordinator: Any, job: Job, state: JobState
+) -> None:
+    """It ended while no coordinator looked. Looked at again, nothing is posted twice; a live job keeps what it has."""
+    other = replace(job, id="j-live")
+    await coordinator.put(other)
+    for row in (job, other):
+        await coordinator.deps.store.write(partial(fund_job, job=row, now=1.0))
+    assert await standing(coordinator, f"funds/{job.id}") == 100
+    await coordinator.put(replace(job, state=state, reason="no learner starts"))
+    await coordinator.restart()
+    for _ in range(2):
+        await look(coordinator)
+    assert await standing(coordinator, f"funds/{job.id}") == await standing(coordinator, f"outside/{job.id}") == 0
+    assert await standing(coordinator, "funds/j-live") == 100
+    assert len(await coordinator.rows(LedgerEntry, job_id=job.id)) == 2
+    await the_books_hold(coordinator)
+
+
+async def test_what_a_job_has_left_that_is_cancelled_in_a_pause_goes_back(coordinator: Any, stranger: Any, job: Job) -> None:
+    """Its quotes were closed before: 16 uUSD of 100 are earned."""
+    worker = await stranger().ready()
+    quote = await quoted(coordinator, worker)
+    await worker.submit(await worker.lease())
+    await coordinator.put(replace(quote, ended_at=coordinator.clock.now(), ended_because="the job is paused"))
+    for _ in range(2):
+        await look(coordinator)
+    assert (await coordinator.get(Meter, quote.id)).closed_at is not None
+    assert await standing(coordinator, f"funds/{job.id}") == 84
+    await coordinator.put(replace(await coordinator.get(Job, job.id), state=JobState.CANCELLED, reason="by its owner"))
+    await look(coordinator)
+    assert await standing(coordinator, f"funds/{job.id}") == 0
+    assert await standing(coordinator, f"outside/{job.id}") == -16
+    await the_books_hold(coordinator)
 
 
 async def test_one_quote_that_cannot_be_settled_does_not_keep_the_others_waiting(

@@ -6,9 +6,10 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from blake3 import blake3
 
-from coordinator.domain.model import EdgeRow, Event, Invite, Job, Metric, PublicationState
+from coordinator.domain.model import EdgeRow, Event, Holding, Invite, Job, Lease, LeaseState, Metric, PublicationState
 from coordinator.service.forthcoming import close, hear
 from coordinator.service.tokens import secret_hash
 from coordinator.wire.messages import BatchesReply, ManifestReply
@@ -181,3 +182,21 @@ async def test_jobs_choose_workers_by_engine_and_name(coordinator: Any, stranger
     bob, alice = await stranger("bob").ready(), await stranger("alice").ready()
     assert "bob is not among them" in (await bob.ask()).reason
     assert (await alice.ask()).leases
+
+
+@pytest.mark.parametrize("state", [LeaseState.LIVE, LeaseState.DEAD, LeaseState.CANCELLED])
+async def test_proofs_that_tokens_may_still_name_are_kept(coordinator: Any, stranger: Any, rows: Any, state: LeaseState) -> None:
+    """Work of a lease that the coordinator ended is paid until its deadline, if its versions were confirmed."""
+    worker = await stranger().ready()
+    row = await coordinator.get(Lease, (await worker.lease()).lease_id)
+    await coordinator.put(replace(row, state=state, deadline=coordinator.clock.now() + 1000.0))
+
+    async def kept(newest: int) -> list[int]:
+        await coordinator.put(rows.publication(newest))
+        assert (await worker.confirm(newest)).accepted
+        return sorted(holding.version for holding in await coordinator.rows(Holding, worker_id=worker.id))
+
+    for version in range(1, 10):
+        assert await kept(version) == list(range(version + 1))
+    coordinator.clock.added += 1001.0
+    assert await kept(10) == list(range(3, 11)), "the newest eight"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coordinator.domain.admission import check_completion, check_completions, check_lease
+from coordinator.domain.admission import check_completion, check_completions, check_lease, check_unneeded
 from coordinator.domain.model import LeaseState
 
 
@@ -126,6 +126,28 @@ def test_wrong_completions_are_the_workers_fault(make_submitted, make_limits, ca
     assert (verdict.accepted, verdict.code, verdict.blame, verdict.paid) == (False, code, "worker", False)
     assert verdict.reason.startswith("slot 3: ")
     assert words in verdict.reason
+
+
+@pytest.mark.parametrize(("case", "code", "words"), WRONG)
+def test_what_is_made_up_is_the_workers_fault_though_nobody_needs_it(make_submitted, make_limits, case, code, words) -> None:
+    """Too old by a lowered bound, or (but for the shape) of lost bits: that would be paid if it were sound."""
+    for limits in (make_limits(), make_limits(committed_steps=9)):
+        refused = check_unneeded(make_submitted(**case), limits)
+        assert refused is not None
+        assert (refused.code, refused.blame, refused.paid) == (code, "worker", False)
+        assert check_completion(make_submitted(**case), limits).code == code
+
+
+def test_sound_work_that_nobody_needs_is_no_fault(make_submitted, make_limits) -> None:
+    """Too old, or made by bits that a replay replaced."""
+    for limits in (make_limits(), make_limits(committed_steps=9), make_limits(rolled_back=frozenset({"d5"}))):
+        assert check_unneeded(make_submitted(), limits) is None
+
+
+def test_work_of_lost_bits_is_not_paid_when_it_came_impossibly_fast(make_submitted, make_limits) -> None:
+    limits = make_limits(rolled_back=frozenset({"d5"}))
+    assert check_completion(make_submitted(), limits).paid
+    assert not check_completion(make_submitted(generate_s=0.001), limits).paid
 
 
 @pytest.mark.parametrize("field", ["token_ids", "logprobs", "versions"])

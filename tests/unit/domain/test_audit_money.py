@@ -79,7 +79,7 @@ def rows(*, undone: bool = False) -> Money:
         ]
     kept = [LedgerEntry(e.id, n, e.kind, e.job, "w", e.subject, e.reason, 1.0) for n, e in enumerate(entries)]
     accounts = [LedgerAccount(a, a.partition("/")[0], "j", "w", b.number, b.uusd) for a, b in books.items()]
-    return Money(JOB, [QUOTE], [METER], kept, postings, accounts)
+    return Money(JOB, [QUOTE], [METER], kept, postings, accounts, {"w": 12})
 
 
 def findings(money: Money, **changes: Any) -> str:
@@ -94,6 +94,26 @@ def account(money: Money, id_: str, **changes: Any) -> Money:
 def posting(money: Money, id_: str, place: int, **changes: Any) -> Money:
     hit = [replace(p, **changes) if (p.account, p.number) == (id_, place) else p for p in money.postings]
     return replace(money, postings=hit)
+
+
+def paid_out(uusd: int) -> Money:
+    """With a payout to w."""
+    money = rows()
+    postings = [Posting("cash/w", 0, "payout/paid/w/0", -uusd, -uusd), Posting("paid/w", 0, "payout/paid/w/0", uusd, uusd)]
+    accounts = [LedgerAccount("cash/w", "cash", "", "w", 1, -uusd), LedgerAccount("paid/w", "paid", "", "w", 1, uusd)]
+    return replace(
+        money,
+        entries=[*money.entries, LedgerEntry("payout/paid/w/0", 9, "payout", "", "w", "w", "by bank", 2.0)],
+        postings=[*money.postings, *postings],
+        accounts=[*money.accounts, *accounts],
+    )
+
+
+def test_a_worker_is_paid_out_no_more_than_it_earned_in_all_jobs():
+    assert findings(paid_out(12)) == ""
+    assert findings(paid_out(13)) == "13 uUSD are paid out to worker w, 12 are earned in all jobs"
+    assert findings(replace(paid_out(13), earned={"w": 20})) == "", "8 in another job"
+    assert "13 uUSD are paid out to worker w, 0 are earned" in findings(replace(paid_out(13), earned={"v": 20}))
 
 
 def test_what_the_product_writes_is_clean():

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from coordinator.domain.capacity_inputs import Estimate
 from coordinator.domain.market import (
-    TRIAL_S,
     Bidder,
     Figures,
     JobMarket,
@@ -22,8 +21,8 @@ from coordinator.domain.market import (
     limits_of,
     required_of,
     terms_of,
-    unpayable,
 )
+from coordinator.domain.market_money import unpayable
 from coordinator.domain.market_orders import timed
 from coordinator.domain.model import Job, JobState, QuoteRow
 from coordinator.wire.job import JobConfig
@@ -53,13 +52,13 @@ def job(name: str = "j", *, steps: int = 10_000, committed: int = 5, **sections:
 def bidder(name: str, usd: float, rate: float, **changes: Any) -> Bidder:
     """Measured without doubt, admitted always, never lost."""
     seen = Throughput(rate, NOW).observed(rate * 1e5, 1e5, NOW)
-    known = Bidder(name, name, "o", round(usd * 1e6), 16, seen, Estimate(1.0), 1.0, tokens_per_s=20 * rate, tried_at=0.0)
+    known = Bidder(name, name, "o", round(usd * 1e6), 16, seen, Estimate(1.0), 1.0, tokens_per_s=20 * rate)
     return replace(known, **changes)
 
 
 def fresh(name: str, usd: float, **changes: Any) -> Bidder:
     """Nobody knows yet what it brings."""
-    return replace(bidder(name, usd, 1.0), rate=Throughput(1.0, NOW), tokens_per_s=0.0, tried_at=None, **changes)
+    return replace(bidder(name, usd, 1.0), rate=Throughput(1.0, NOW), **{"tokens_per_s": 0.0} | changes)
 
 
 def market(*bidders: Bidder, figures: Figures = FIGURES, spent: int = 0, **changes: Any) -> JobMarket:
@@ -122,7 +121,8 @@ class TestTheCheapestSet:
         assert "b" in decide([replace(market(slow, b), changed_at=NOW - 29)], NOW)["j"].active
 
     def test_too_few_workers_are_all_active_and_the_others_are_told_what_is_lacking(self) -> None:
-        verdict = decide([market(bidder("a", 0.2, 2.0), bidder("b", 0.3, 2.0), bidder("c", 0.1, 0.0))], NOW)["j"]
+        idle = bidder("c", 0.1, 0.0, tokens_per_s=1.0, tried_until=NOW + 60)
+        verdict = decide([market(bidder("a", 0.2, 2.0), bidder("b", 0.3, 2.0), idle)], NOW)["j"]
         assert set(verdict.active) == {"a", "b"}
         assert verdict.activation is not None
         assert "find more workers" in str(verdict.activation.infeasible_because)
@@ -163,6 +163,22 @@ class TestUntilItIsMeasured:
             "standby: its price of 0.6000 USD/h does not fit into the budget, of which 0.2000 USD/h are free"
         )
 
+    @pytest.mark.parametrize("one", [fresh("a", 10_000.0), bidder("a", 10_000.0, 9.0)])
+    @pytest.mark.parametrize("figures", [FIGURES, Figures()])
+    def test_nobody_is_active_who_would_use_the_budget_up_before_anybody_sees_it(self, one: Bidder, figures: Figures) -> None:
+        """10 USD: a tenth in 120 s are 30 USD/h."""
+        budget = {"steps": 10_000, "usd": 10.0}
+        case = market(one, figures=figures, budget=budget)
+        verdict = decide([case], NOW)["j"]
+        assert verdict.standby == {
+            "a": "standby: its price of 10000.0000 USD/h would use up more than a tenth of the budget of 10 USD in 120 s (budget.usd):"
+            " at most 30.0000 USD/h fit"
+        }
+        assert unpayable(case, verdict, NOW) is None
+        for usd, taken in ((30.0, {"a"}), (30.0001, set())):
+            cheaper = market(replace(one, uusd_per_hour=round(usd * 1e6)), figures=figures, budget=budget)
+            assert set(decide([cheaper], NOW)["j"].active) == taken
+
     def test_no_more_than_what_is_left_for_one_trial(self) -> None:
         """0.01 USD left: in a trial of 120 s that is 0.3 USD/h."""
         budget = {"steps": 10, "usd": 1.0}
@@ -183,9 +199,28 @@ class TestUntilItIsMeasured:
         assert set(verdict.active) == {"a"}
         assert "does not fit into the budget" in verdict.standby["new"]
 
-    def test_a_trial_ends_and_then_the_workers_word_counts(self) -> None:
-        late = replace(fresh("new", 0.9), tried_at=NOW - TRIAL_S)
-        assert set(decide([market(held(bidder("a", 0.2, 9.0)), late)], NOW)["j"].active) == {"a"}
+    def test_a_trial_ends_and_then_the_workers_word_counts_if_it_made_anything(self) -> None:
+        """It is paid by the token then, as the cheapest that suffices."""
+        late = fresh("new", 0.1, tried_until=NOW + 60, tokens_per_s=1.0)
+        dear = replace(late, uusd_per_hour=900_000)
+        assert set(decide([market(held(bidder("a", 0.2, 9.0)), dear)], NOW)["j"].active) == {"a"}
+        alone = decide([market(late)], NOW)["j"]
+        assert set(alone.active) == {"new"}
+        assert not alone.timed
+        again = decide([market(replace(late, tried_until=NOW - 60))], NOW)["j"]
+        assert not again.timed
+
+    @pytest.mark.parametrize("figures", [FIGURES, Figures()])
+    @pytest.mark.parametrize("activation", ["market", "all"])
+    def test_who_made_nothing_while_it_was_tried_is_not_paid_for_time_again(self, figures: Figures, activation: str) -> None:
+        """Until its pause is over."""
+        late, case = fresh("new", 0.1, tried_until=NOW + 60), {"workers": {"activation": activation}}
+        verdict = decide([market(late, figures=figures, **case)], NOW)["j"]
+        assert not verdict.active
+        assert verdict.standby["new"] == (
+            "standby: nothing of its work was accepted in 120 s that it was paid by the hour: it is tried again in 60 s"
+        )
+        assert decide([market(late, figures=figures, **case)], NOW + 60)["j"].timed == {"new"}
 
     def test_activation_all_takes_everyone(self) -> None:
         everyone = market(bidder("a", 0.2, 9.0), bidder("b", 9.0, 9.0), workers={"activation": "all"})
@@ -317,16 +352,42 @@ class TestMoneyThatPaysNobody:
             " (budget.usd): raise it and resume"
         )
 
-    def test_when_the_cheapest_set_costs_more_than_is_left(self) -> None:
-        budget = {"steps": 10_000, "usd": 1e-4}
-        assert (self.why(market(bidder("a", 0.2, 9.0), budget=budget)) or "").startswith(
-            "nobody can be paid (budget.usd): the cheapest set costs"
-        )
+    def test_one_strangers_price_pauses_nobody(self) -> None:
+        """Of 1 USD, 0.1 are a tenth: a lone worker waits until less is left."""
+        budget = {"steps": 10, "usd": 1.0}
+        for figures in (FIGURES, Figures()):
+            stranger = fresh("a", 10_000.0)
+            assert self.why(market(stranger, figures=figures, budget=budget, spent=900_000)) is None
+            assert self.why(market(stranger, figures=figures, budget=budget, spent=900_001)) is not None
+
+    def test_the_cheapest_set_works_though_the_budget_does_not_pay_it_to_the_end(self) -> None:
+        """9,995 steps of 8 s at 0.2 USD/h are 4.4 USD: b, which brings the rate for more, waits as it would with more money."""
+        pool = (bidder("a", 0.2, 9.0), bidder("b", 0.3, 9.0))
+        case = market(*pool, budget={"steps": 10_000, "usd": 1.0}, spent=500_000)
+        verdict = decide([case], NOW)["j"]
+        assert set(verdict.active) == {"a"}
+        assert "; all steps would cost 4.4" in verdict.reason
+        assert verdict.reason.endswith("0.5000 USD are left: the job works until budget.usd is used up")
+        assert self.why(case) is None
+        assert "until budget.usd" not in decide([market(*pool, budget={"steps": 10_000, "usd": 5.0})], NOW)["j"].reason
+
+    def test_half_the_rate_takes_twice_as_long(self) -> None:
+        """4.5 of 8 completions a second: 22.21 h become 39.48 h, at 0.2 USD/h 7.9 USD."""
+        case = market(bidder("a", 0.2, 4.5), budget={"steps": 10_000, "usd": 6.0})
+        assert "over 39.4" in decide([case], NOW)["j"].reason
+
+    def test_when_nothing_is_left_for_a_measured_worker(self) -> None:
+        budget = {"steps": 10_000, "usd": 1.0}
+        some = market(bidder("a", 0.2, 9.0), budget=budget, spent=999_999)
+        none = market(bidder("a", 0.2, 9.0), budget=budget, spent=1_000_000)
+        assert self.why(some) is None
+        assert decide([none], NOW)["j"].standby["a"] == "standby: budget.usd is used up"
+        assert "raise it and resume" in (self.why(none) or "")
 
     def test_not_where_something_else_is_in_the_way(self) -> None:
         budget = {"steps": 10, "usd": 1.0}
         assert self.why(market(bidder("a", 0.2, 9.0))) is None
-        assert self.why(market(budget=budget)) is None
+        assert self.why(market(budget=budget, spent=1_000_000)) is None
         assert self.why(market(fresh("a", 0.2, is_ready=False), figures=Figures(), budget=budget, spent=1_000_000)) is None
-        assert self.why(market(fresh("a", 0.2), figures=Figures(), budget=budget | {"usd_per_hour": 0.1})) is None
+        assert self.why(market(fresh("a", 0.2), figures=Figures(), budget=budget | {"usd_per_hour": 0.1}, spent=950_000)) is None
         assert self.why(market(fresh("a", 0.0), figures=Figures(), budget=budget, spent=1_000_000)) is None

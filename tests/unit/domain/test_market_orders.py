@@ -86,7 +86,14 @@ def test_a_quote_is_made_anew_without_a_gap(one: Bidder, before: QuoteRow, why: 
 
 def test_a_rate_that_moved_a_little_or_just_now_changes_nothing() -> None:
     assert run(bidder(rate=115.0), verdict("w"), quote()).is_empty
-    assert run(bidder(rate=200.0), verdict("w"), quote(at=NOW - 5)).is_empty
+    assert run(bidder(rate=50.0), verdict("w"), quote(at=NOW - 29)).is_empty
+    assert run(bidder(rate=200.0), verdict("w"), quote(at=NOW - 4)).is_empty
+
+
+def test_a_rate_that_rose_is_quoted_anew_sooner_than_one_that_fell() -> None:
+    """Each token is paid too much until then."""
+    assert len(run(bidder(rate=200.0), verdict("w"), quote(at=NOW - 5)).opened) == 1
+    assert len(run(bidder(rate=50.0), verdict("w"), quote(at=NOW - 30)).opened) == 1
 
 
 def test_a_session_that_ended_ends_its_quote_then() -> None:

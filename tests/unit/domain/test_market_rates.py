@@ -81,8 +81,23 @@ def test_every_completion_is_counted_once(spans: list[tuple[float, float]], slot
 
 
 def test_the_work_rate_counts_tokens_over_the_time_with_work() -> None:
-    assert work_rate([Made(0, 2, 10), Made(1, 3, 20), Made(10, 11, 30)]) == pytest.approx(60 / 4)
-    assert work_rate([]) == 0.0
+    assert work_rate([Made(0, 2, 10), Made(1, 3, 20), Made(10, 11, 30)], slots=1) == pytest.approx(60 / 4)
+    assert work_rate([], slots=1) == 0.0
+    assert work_rate([Made(5.0, 5.0)], slots=1) == 0.0
+
+
+@pytest.mark.parametrize("loaded", [8, 4, 1])
+def test_the_work_rate_is_that_of_all_slots(loaded: int) -> None:
+    """Eight slots, ten tokens each two seconds: forty a second, however many had work. One of eight is not paid eight times as much."""
+    assert work_rate(steady(480, slots=8, seconds=2.0, loaded=loaded), slots=8) == pytest.approx(40.0)
+
+
+def test_a_worker_that_was_slow_is_rated_by_its_newest_pace_and_one_that_becomes_slow_is_not() -> None:
+    """560 s at a tenth of the pace do not hide the last 16 s of 40 tokens a second; nor do 16 slow seconds the 64 s of it."""
+    slow = steady(224, slots=8, seconds=20.0, loaded=8)
+    assert work_rate(slow + steady(64, slots=8, seconds=2.0, loaded=8, since=560.0), slots=8) == pytest.approx(40.0)
+    fast = steady(256, slots=8, seconds=2.0, loaded=8)
+    assert work_rate(fast + steady(8, slots=8, seconds=16.0, loaded=8, since=64.0), slots=8) == pytest.approx(264 * 10 / 80)
 
 
 def test_a_quote_remembers_the_rate_that_it_was_made_from() -> None:
