@@ -16,6 +16,7 @@ from coordinator.adapters.clock import SystemClock
 from coordinator.domain.model import Job, JobState, Worker
 from coordinator.service.deps import Deps, ServiceSettings
 from coordinator.service.driving import JobDriver, Tools
+from coordinator.service.market import Market, turn
 from coordinator.store.blobs import FileBlobs
 from coordinator.store.sql import open_store
 from coordinator.wire.job import JobConfig
@@ -122,6 +123,7 @@ async def test_after_a_jump_forward_workers_join_again_and_go_on(coordinator: An
     lease = await worker.lease()
     coordinator.clock.added += HOUR_S
     await coordinator.sweep()
+    await turn(coordinator.deps, Market())  # ends its quote at its last sign of life: it was no hour's trial
     assert (await coordinator.get(Worker, worker.id)).state.value == "gone"
     refused = await worker.send("heartbeat", Heartbeat(session_epoch=worker.epoch))
     assert (refused.status, refused.problem.code) == (409, "worker_gone")
