@@ -284,7 +284,8 @@ def _drop_tasks(loop: VirtualLoop) -> None:
     tasks = sorted(asyncio.all_tasks(loop), key=hash)
     for task in tasks:
         task.cancel()
-    loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+    if tasks:
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
     loop.close()
 
 
