@@ -213,7 +213,9 @@ def _wrong_versions(done: Submitted, limits: CompletionLimits) -> Refused | None
     if len(versions) > 1 and bool((versions[1:] < versions[:-1]).any()):
         return _fault("versions_decrease", "versions fall within the completion; an engine never goes back to older weights")
     oldest, newest = int(versions[0]), int(versions[-1])
-    if oldest < limits.lease_version or newest > limits.last_step:
+    # Once more steps are committed than the lease serves, what still runs goes on into newer versions: late, but no fault.
+    is_served = limits.committed_steps <= limits.last_step
+    if oldest < limits.lease_version or (is_served and newest > limits.last_step):
         span = f"{limits.lease_version}..{limits.last_step}"
         return _fault("outside_lease", f"versions {oldest}..{newest} are outside the lease's {span}")
     for version in _distinct(versions):

@@ -119,6 +119,19 @@ WRONG = [
 ]
 
 
+def test_what_runs_on_into_newer_versions_is_late_and_no_fault(make_submitted, make_limits) -> None:
+    """The lease serves steps 5 to 7. A slow worker's completion goes on while step 8 is committed: nobody's fault but time's."""
+    known = {version: "d" * 64 for version in range(5, 9)}
+    late = make_limits(claimed=known, confirmed=known, committed_steps=8)
+    assert check_unneeded(make_submitted(versions=[5, 5, 8]), late) is None
+    verdict = check_completion(make_submitted(versions=[5, 5, 8]), late)
+    assert (verdict.code, verdict.blame, verdict.paid) == ("stale", "coordinator", True)
+    early = make_limits(claimed=known, confirmed=known, committed_steps=7)
+    refused = check_unneeded(make_submitted(versions=[5, 5, 8]), early)
+    assert refused is not None
+    assert refused.code == "outside_lease"
+
+
 @pytest.mark.parametrize(("case", "code", "words"), WRONG)
 def test_wrong_completions_are_the_workers_fault(make_submitted, make_limits, case, code, words) -> None:
     """Named by code, value and slot; not paid."""
@@ -132,10 +145,12 @@ def test_wrong_completions_are_the_workers_fault(make_submitted, make_limits, ca
 def test_what_is_made_up_is_the_workers_fault_though_nobody_needs_it(make_submitted, make_limits, case, code, words) -> None:
     """Too old by a lowered bound, or (but for the shape) of lost bits: that would be paid if it were sound."""
     for limits in (make_limits(), make_limits(committed_steps=9)):
+        is_late = limits.committed_steps == 9 and case.get("versions") == [5, 5, 8]  # newer than the lease, and of no known bits
+        expected = "version_not_claimed" if is_late else code
         refused = check_unneeded(make_submitted(**case), limits)
         assert refused is not None
-        assert (refused.code, refused.blame, refused.paid) == (code, "worker", False)
-        assert check_completion(make_submitted(**case), limits).code == code
+        assert (refused.code, refused.blame, refused.paid) == (expected, "worker", False)
+        assert check_completion(make_submitted(**case), limits).code == expected
 
 
 def test_sound_work_that_nobody_needs_is_no_fault(make_submitted, make_limits) -> None:
