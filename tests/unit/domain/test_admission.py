@@ -121,7 +121,7 @@ WRONG = [
 
 def test_what_runs_on_into_newer_versions_is_late_and_no_fault(make_submitted, make_limits) -> None:
     """The lease serves steps 5 to 7. A slow worker's completion goes on while step 8 is committed: nobody's fault but time's."""
-    known = {version: "d" * 64 for version in range(5, 9)}
+    known = dict.fromkeys(range(5, 9), "d" * 64)
     late = make_limits(claimed=known, confirmed=known, committed_steps=8)
     assert check_unneeded(make_submitted(versions=[5, 5, 8]), late) is None
     verdict = check_completion(make_submitted(versions=[5, 5, 8]), late)
