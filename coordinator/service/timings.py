@@ -53,7 +53,9 @@ async def read_timings(reader: Reader, job: Job) -> Timings:
         for p in await reader.select(Publication, job_id=job.id, order_by="-version", limit=RECENT)
     }
     held = _refreshed(await reader.select(Holding, job_id=job.id, order_by="-confirmed_at", limit=HOLDINGS))
-    delays = [(one, one.confirmed_at - public[one.version, one.digest]) for one in held if (one.version, one.digest) in public]
+    known = [(one, public[one.version, one.digest]) for one in held if (one.version, one.digest) in public]
+    # Confirmed before it was published: the clock was set back between the two, and the span says nothing.
+    delays = [(one, one.confirmed_at - since) for one, since in known if one.confirmed_at >= since]
     return Timings(
         tuple(batches),
         bcast_p95_s=percentile([seconds for _, seconds in delays], 0.95),

@@ -43,6 +43,17 @@ async def test_what_a_worker_begins_with_is_no_broadcast(scene: Any) -> None:
     assert timings.down == {"a": pytest.approx(2_500_000)}
 
 
+async def test_a_clock_that_was_set_back_makes_no_broadcast_shorter_than_nothing(scene: Any) -> None:
+    """Version 2 was confirmed 7 s before it was published, by the clock; what is left to believe is version 1's 3 s."""
+    await scene.job()
+    start = scene.clock.time
+    for version, published, confirmed in ((0, 0, 1), (1, 10, 13), (2, 20, 13)):
+        await publish(scene, version, start + published)
+        await confirm(scene, "a", version, start + confirmed)
+    timings = await scene.deps.store.read(lambda r: _timings(r, scene))
+    assert (timings.bcast_p95_s, dict(timings.bcast_s)) == (pytest.approx(3.0), {"a": pytest.approx(3.0)})
+
+
 async def _timings(reader: Any, scene: Any) -> Any:
     return await read_timings(reader, await reader.get(Job, JOB))
 
