@@ -149,6 +149,9 @@ async def roll_back(tx: Tx, lost: Publication, *, now: float) -> None:
     for group in live:
         if group.id in ids:
             await tx.put(replace(group, state=move(GROUP, group.state, "rejected"), reason=reason, settled_at=now))
+    # Other slots of these groups may be leased for other versions: nobody needs them any more.
+    others = await tx.select(Lease, group_id=sorted(ids), state=LeaseState.LIVE) if ids else []
+    await end_leases(tx, [(lease, LeaseState.DEAD, reason) for lease in others], now=now)
     for rollout in stained:
         await tx.put(_paid_refusal(rollout, reason, now=now))
     await record_event(

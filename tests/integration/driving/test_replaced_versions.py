@@ -146,6 +146,27 @@ async def test_a_roll_back_opens_the_slots_of_dead_leases(deps: Deps) -> None:
     assert (found.state, found.lease_id) == (RolloutState.OPEN, None)
 
 
+async def test_a_group_that_a_roll_back_rejects_has_no_leased_slot_left(deps: Deps) -> None:
+    """One slot carries the lost bits; the other one is leased for another version, and nobody needs it any more."""
+    job, pieces = await running(deps), Pieces()
+    await announce(deps, pieces, job, shot(deps, 0, "a"), (1, 2))
+    lost = (await public(deps))[0]
+    lease = Lease("l", "j1", "j1/g0", "w", 1, (1,), 1, "another", 9, 9e9, 1, LeaseState.LIVE, 0.0)
+    group = Group("j1/g0", "j1", 0, 0, (2,), 2, GroupState.ISSUED, 0.0)
+    done = Rollout(group.id, 0, "j1", 0, RolloutState.SCORED, lease_id="k", worker_id="v", digests={"0": lost.digest}, reward=1.0)
+    slot = Rollout(group.id, 1, "j1", 0, RolloutState.LEASED, lease_id="l", worker_id="w")
+    await deps.store.write(lambda tx: tx.put(lease, group, done, slot))
+    await deps.store.write(lambda tx: roll_back(tx, lost, now=1.0))
+    found = await deps.store.read(lambda r: r.get(Rollout, group.id, 1))
+    ended = await deps.store.read(lambda r: r.get(Lease, "l"))
+    rejected = await deps.store.read(lambda r: r.get(Group, group.id))
+    assert found is not None
+    assert ended is not None
+    assert rejected is not None
+    assert (rejected.state, found.state, ended.state) == (GroupState.REJECTED, RolloutState.OPEN, LeaseState.DEAD)
+    assert ended.reason.startswith("policy_rolled_back")
+
+
 async def test_pieces_shared_between_jobs_stay(deps: Deps) -> None:
     """Job 1 retires its versions; job 2 serves the same first bits."""
     one, two, pieces = await running(deps), await running(deps, "j2"), Pieces()
