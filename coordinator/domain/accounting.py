@@ -93,7 +93,8 @@ def look(purse: Purse, quote: QuoteRow, meter: Meter | None, found: Found, balan
             posted_at = books.settle(found)
         because = books.reserve(found, paying.wanted_slots(meter, found.work))
     goes_on = quote.ended_at is None and not because
-    is_whole = quote.ended_at is not None and quote.ended_at <= found.at  # nothing of it came after it was measured
+    # Nothing of it came after it was measured: what happens at that very moment may come after.
+    is_whole = quote.ended_at is not None and quote.ended_at < found.at
     if not goes_on:
         posted_at = books.settle(found)
     tail_ms = _tail_ms(quote, found, meter)
