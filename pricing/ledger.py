@@ -47,7 +47,6 @@ class Account(StrEnum):
 
 
 BELOW_ZERO = frozenset({Account.OUTSIDE, Account.DEBTS, Account.CASH})  # these stand at 0 or below, all others at 0 or above
-PAYEES = frozenset({Account.EARNED, Account.PROVIDER, Account.TRAFFIC})
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,7 +206,7 @@ def _open(facts: Facts, rentals: list[Rental], limits: Limits) -> tuple[list[tup
                 dear.append(no)
                 continue
             opened.append((job_id, offer))
-            rentals.append(_placeholder(offer, job_id, len(rentals), facts.now))
+            rentals.append(_unwritten(offer, job_id, len(rentals), facts.now))
             missing -= 1
         if missing > 0:
             notes.append("; ".join([f"job {job_id}: {missing} of {wish.count} machines cannot be had now", *dear[:1]]))
@@ -258,6 +258,6 @@ def _failed_lately(rental: Rental, now: float, limits: Limits) -> bool:
     return rental.ending.partition(":")[0] not in FORGIVEN
 
 
-def _placeholder(offer: RentalOffer, job_id: str, number: int, now: float) -> Rental:
+def _unwritten(offer: RentalOffer, job_id: str, number: int, now: float) -> Rental:
     """Counts against the purses until its row is written."""
     return requested(offer, key=f"new-{number}", job_id=job_id, label="", now=now)

@@ -223,10 +223,3 @@ def _serves(settings: Settings) -> bool:
     except (OSError, ValueError, KeyError):
         return False
     return str(told["url"]).endswith(f":{settings.port}")
-
-
-def check_torch() -> None:
-    """Raises CannotServe when this installation cannot run a learner."""
-    check = _torch()
-    if not check.ok:
-        raise CannotServe(check.detail)

@@ -28,7 +28,6 @@ from coordinator.wire.rest import (
     RolloutView,
 )
 
-PROMPT_DEADLINE_S = 5.0
 VERSIONS_SHOWN = 200
 Place = tuple[int, Literal["publication", "checkpoint"], str | None, float, str]  # version, source, digest, at, directory
 
