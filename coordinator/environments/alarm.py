@@ -6,10 +6,14 @@ The limit holds between bytecodes: a single long call into C is ended only by th
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+# Nothing can be raised out of the callback of a weak reference or a finaliser: an alarm that falls there rings again, after this long.
+RING_AGAIN_S = 0.001
 
 
 class OutOfTime(BaseException):
@@ -25,10 +29,18 @@ def time_limit(seconds: float) -> Iterator[None]:
     def ring(_number: int, _frame: FrameType | None) -> None:
         raise OutOfTime(f"not finished after {seconds:g} s")
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds, seconds)  # again and again, should a callback of a library swallow the first
+    def swallowed(unraisable: sys.UnraisableHookArgs) -> None:
+        if isinstance(unraisable.exc_value, OutOfTime):
+            signal.setitimer(signal.ITIMER_REAL, RING_AGAIN_S, seconds)
+        else:
+            report(unraisable)
+
+    before, report = signal.signal(signal.SIGALRM, ring), sys.unraisablehook
+    sys.unraisablehook = swallowed
+    signal.setitimer(signal.ITIMER_REAL, seconds, seconds)  # again and again, should a library catch everything
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        sys.unraisablehook = report

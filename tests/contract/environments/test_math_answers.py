@@ -204,6 +204,36 @@ def test_code_that_catches_exception_does_not_swallow_the_limit() -> None:
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
+def test_an_alarm_in_the_callback_of_a_weak_reference_rings_again_and_is_no_error_there() -> None:
+    """Nothing is raised out of such a callback: without a second alarm, work would go on for another whole limit."""
+    import sys
+    import weakref
+
+    calls = 0
+
+    class Mark:
+        pass
+
+    def spin(_: object) -> None:
+        nonlocal calls
+        calls += 1
+        while True:
+            pass
+
+    def work() -> None:
+        mark = Mark()
+        kept = weakref.ref(mark, spin)
+        del mark
+        while kept() is None:
+            pass
+
+    before = sys.unraisablehook
+    with pytest.raises(OutOfTime), time_limit(0.05):
+        work()
+    assert calls == 1
+    assert sys.unraisablehook is before
+
+
 def test_answers_are_never_evaluated_as_python(grade: Grade, tmp_path: Path) -> None:
     """Only the LaTeX grammar reads them."""
     mark = tmp_path / "ran"
