@@ -128,7 +128,7 @@ class Swarm:
         if offer is None:
             raise FetchFailed(f"the manifest of {version} is not at hand any more: ask for it again")
         async with self._turn:
-            route = self._route(offer)
+            offer, route = await self._planned(version, offer, epoch)
             await self._prefetch.stop()
             self._begin(_transfers(route))
             report = await self._fetch(offer, route, epoch=epoch, on_progress=on_progress)
@@ -136,6 +136,19 @@ class Swarm:
             await self._apply(version, offer, route)
             self._unfinished.clear()
             return self._finished(version, route, report, assemble_s=time.monotonic() - begun)
+
+    async def _planned(self, version: Version, offer: _Offer, epoch: Callable[[], int]) -> tuple[_Offer, tuple[Hop, ...]]:
+        """The offer and the cheapest path by it.
+
+        It is asked for again where the version that the path began at was dropped while this fetch waited for its turn: with a
+        new version each second that could happen every time.
+        """
+        try:
+            return offer, self._route(offer)
+        except ManifestError:
+            await self.offer(version, epoch=epoch())
+            offer = self._offers[version]
+            return offer, self._route(offer)
 
     def _begin(self, transfers: Iterable[str]) -> None:
         """Let go what an earlier fetch that came to nothing left, but for what this one wants too: else the disk fills."""

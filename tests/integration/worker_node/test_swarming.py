@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 from coordinator.wire import messages as wire
 from coordinator.wire.signing import public_hex, worker_id
 from p2p.adapters.piece_store import PieceStore
+from p2p.adapters.publish import Base, Encoder
 from p2p.codec.pieces import name
 from p2p.domain.control_messages import Neighbour
 from p2p.domain.manifest import Manifest
@@ -345,6 +346,25 @@ async def test_a_version_whose_turn_comes_late_is_brought_all_the_same(
         assert (await late).version == first
         with pytest.raises(FetchFailed, match="not at hand any more"):
             await bring(runtime, Version("job", 1, "0" * 64))
+
+
+async def test_a_path_whose_base_was_dropped_meanwhile_is_asked_for_again(
+    small: Any, make_next: Callable[[int], Path], tmp_path: Path, until: Until
+) -> None:
+    """Version 2 was offered by a delta from 0; its turn comes when 1 is held and 0 is gone."""
+    small.publish(make_next(0), 0)
+    async with running(settings_for(small, tmp_path / "worker")) as (runtime, _):
+        await until(lambda: small.confirms, "version 0")
+        for number in (1, 2):
+            small.encode(make_next(number), number, base=0)
+        second = await offered(runtime, small, 2)
+        await bring(runtime, await offered(runtime, small, 1))
+        await runtime._swarm.drop([Version("job", 0, small.manifests[0].digest)])
+        first = Base(1, small.manifests[1].digest, small.directories[1])
+        small.hops += Encoder(small.store_dir).add_edges(small.directories[2], small.manifests[2], bases=[first])
+        asked = small.requests["manifest"]
+        assert (await bring(runtime, second)).version == second
+        assert small.requests["manifest"] == asked + 1
 
 
 async def test_nothing_is_fetched_while_pieces_ahead_are_removed(
