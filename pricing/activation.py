@@ -22,7 +22,7 @@ from pricing.money import uusd_to_usd
 from pricing.offers import Offer
 from pricing.pool import TIE_USD_PER_HOUR, Cause, Held, Limits, Need, Pool, pooled
 from pricing.spares import spared, spares_needed
-from pricing.words import changes, picks
+from pricing.words import changes, counted, picks
 
 FRACTION_STEPS = 8  # halvings in the search for the most that is allowed
 RELIEF = 0.01  # a constraint binds when without it the bound is lower by so much
@@ -253,8 +253,8 @@ def _told(case: _Case, pool: Pool, answer: _Answer) -> Activation:
         usd_per_hour=usd_per_hour,
         bound_usd_per_hour=min(usd_per_hour, max(0.0, answer.bound)),  # the bound also counts heads
         binding=answer.binding,
-        reason=f"{int(units.sum())} workers bring {rate:.4g} completions/s of {asked:.4g} planned for {usd_per_hour:.4f} USD/h all in:"
-        f" {answer.because}",
+        reason=f"{counted(int(units.sum()), 'worker', 'bring')} {rate:.4g} completions/s of {asked:.4g} planned for"
+        f" {usd_per_hour:.4f} USD/h all in: {answer.because}",
         infeasible_because=answer.infeasible_because,
         refused=dict(pool.refused),
     )

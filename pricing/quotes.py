@@ -1,16 +1,13 @@
-"""Quotes: what an offer's price by the hour is worth by the token, until when; and what its price was before."""
+"""Quotes: what an offer's price by the hour is worth by the token, and until when."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from dataclasses import dataclass, replace
-from statistics import median
+from dataclasses import dataclass
 
 from pricing.money import accrued_uusd
 from pricing.offers import Offer
 
 TOKENS = 1_000_000
-MOST_PRICES = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,38 +46,3 @@ def quoted(offer: Offer, *, tokens_per_s: float, now: float, valid_s: float) -> 
     per_million = -(-offer.uusd_per_hour * TOKENS // max(1, round(tokens_per_s * 3600)))
     until = now + valid_s if offer.expires_at is None else min(now + valid_s, offer.expires_at)
     return Quote(offer.id, per_million, offer.uusd_per_hour, now, until)
-
-
-@dataclass(frozen=True, slots=True)
-class PriceHistory:
-    """An offer's asked price over time: (Unix seconds, micro-USD per hour) at each change, oldest first, at most `MOST_PRICES`."""
-
-    points: tuple[tuple[float, int], ...] = ()
-
-    def seen(self, now: float, uusd_per_hour: int) -> PriceHistory:
-        """With the price seen now. Raises ValueError when `now` is before the last change."""
-        if self.points and now < self.points[-1][0]:
-            raise ValueError(f"now is {now}: the last price was seen at {self.points[-1][0]}, give a later time")
-        if self.points and self.points[-1][1] == uusd_per_hour:
-            return self
-        return replace(self, points=(*self.points, (now, uusd_per_hour))[-MOST_PRICES:])
-
-    def at(self, when: float) -> int | None:
-        """The price then; None before the first one."""
-        place = bisect_right(self.points, when, key=lambda point: point[0])
-        return self.points[place - 1][1] if place else None
-
-    def median(self, since: float, now: float) -> float | None:
-        """The price that half of the time since then undercut; None when none was known."""
-        start = self.at(since)
-        points = [*([(since, start)] if start is not None else []), *(point for point in self.points if since < point[0] <= now)]
-        if not points:
-            return None
-        ends = [*(when for when, _ in points[1:]), now]
-        spans = sorted((price, end - begin) for (begin, price), end in zip(points, ends, strict=True))
-        half = sum(span for _, span in spans) / 2
-        for price, span in spans:
-            half -= span
-            if half < 0:
-                return float(price)
-        return float(median(price for price, _ in spans))

@@ -32,6 +32,9 @@ class RentalState(StrEnum):
     GONE = "gone"
 
 
+OPEN: Final = tuple(state for state in RentalState if state is not RentalState.GONE)
+"""States in which a machine may cost money."""
+
 _SEEN: Final[Mapping[str, RentalState]] = {
     "seen_starting": RentalState.STARTING,
     "seen_running": RentalState.RUNNING,

@@ -1,21 +1,23 @@
 """Several jobs on one pool, by weight.
 
 Where the pool brings what all jobs need, each gets its need. Where it does not, the rate is shared like water between connected vessels:
-no job gets more than it needs, and none of the others could have more per weight without another one having less. Jobs then choose one
-after the other, the heaviest first, among the workers that are left; a worker that a job has is offered to the others only when that job
-lets it go.
+no job gets more than it needs or may use, and none of the others could have more per weight without another one having less. Jobs then
+choose one after the other, the heaviest first, among the workers that are left; a worker that a job has is offered to the others only
+when that job lets it go.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from pricing.activation import Habits, activate
 from pricing.cost import Terms
+from pricing.covering import SLACK
 from pricing.decision import Activation
 from pricing.offers import Offer
-from pricing.pool import Held, Limits, Need, pooled
+from pricing.pool import Held, Limits, Need, Pool, pooled
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +44,27 @@ class Claim:
         return self.usable is None or offer.id in self.usable
 
 
+@dataclass(frozen=True, slots=True)
+class Unmeasured:
+    """A job whose need is not known yet: its share of the offers that it may use is left free, else it would never be measured."""
+
+    weight: float
+    usable: frozenset[str]
+
+
 def shared(
-    offers: Sequence[Offer], claims: Sequence[Claim], habits: Habits | None = None, now: float = 0.0
+    offers: Sequence[Offer],
+    claims: Sequence[Claim],
+    habits: Habits | None = None,
+    now: float = 0.0,
+    *,
+    unmeasured: Sequence[Unmeasured] = (),
 ) -> dict[str, Activation]:
     """Each job's activation; together no more workers of an offer than there are. Raises ValueError for a weight that is none."""
     for claim in claims:
         if not claim.weight > 0:
             raise ValueError(f"weight of {claim.job_id} is {claim.weight}: give a number above 0")
-    shares = _shares(offers, claims, now)
+    shares = _shares(offers, claims, now, unmeasured)
     left = {offer.id: offer.count for offer in offers}
     reserved = _by_offer([one for claim in claims for one in claim.held])
     decided: dict[str, Activation] = {}
@@ -62,7 +77,7 @@ def shared(
         share = shares[claim.job_id]
         need = replace(claim.need, headroom=claim.need.headroom * share)
         answer = activate(mine, need, claim.terms, limits=claim.limits, held=claim.held, habits=claim.habits or habits, now=now)
-        decided[claim.job_id] = answer if share == 1 else _reduced(answer, claim, share, len(claims))
+        decided[claim.job_id] = answer if share == 1 else _reduced(answer, claim, share, len(claims) + len(unmeasured))
         for pick in (*answer.picked, *answer.spares):
             left[pick.offer_id] -= pick.count
     return decided
@@ -80,22 +95,38 @@ def water_filled(needs: Mapping[str, float], weights: Mapping[str, float], suppl
     return got
 
 
-def _shares(offers: Sequence[Offer], claims: Sequence[Claim], now: float) -> dict[str, float]:
-    """The part of its need that each job may plan for. The pool's rate is what all jobs together may use of it, at the rate of the first.
+def _shares(offers: Sequence[Offer], claims: Sequence[Claim], now: float, unmeasured: Sequence[Unmeasured]) -> dict[str, float]:
+    """The part of its need that each job may plan for.
 
-    A job that is alone shares with nobody: what it cannot have, `activate` explains.
+    Only what a job may use counts as its need here: what it cannot have, `activate` explains, and nobody else goes short for it.
     """
-    if len(claims) == 1:
-        return {claims[0].job_id: 1.0}
+    pools = {claim.job_id: _pool(offers, claim, now) for claim in claims}
+    every: dict[str, float] = {}
+    for pool in pools.values():
+        every.update((offer.id, max(rate, every.get(offer.id, 0.0))) for offer, rate in _rates(pool))
+    most = {job_id: pool.lots.total_rate() for job_id, pool in pools.items()}
     needs = {claim.job_id: claim.need.rate(0.0) for claim in claims}
-    supply = max((_supply(offers, claim, now) for claim in claims), default=0.0)
-    got = water_filled(needs, {claim.job_id: claim.weight for claim in claims}, supply)
-    return {job_id: got[job_id] / need if need > 0 and got[job_id] < need else 1.0 for job_id, need in needs.items()}
+    wanted = {job_id: min(need, most[job_id]) for job_id, need in needs.items()}
+    supply = min(sum(every.values()), sum(most.values()))
+    weights = {claim.job_id: claim.weight for claim in claims}
+    for place, one in enumerate(unmeasured):
+        name = f"unmeasured {place}"
+        wanted[name] = min(sum(rate for offer_id, rate in every.items() if offer_id in one.usable), supply)
+        weights[name] = one.weight
+    got = water_filled(wanted, weights, supply)
+    short = {job_id for job_id, need in needs.items() if need < inf and got[job_id] < wanted[job_id] * (1 - SLACK)}
+    return {job_id: got[job_id] / need if job_id in short else 1.0 for job_id, need in needs.items()}
 
 
-def _supply(offers: Sequence[Offer], claim: Claim, now: float) -> float:
-    usable = [offer for offer in offers if claim.may_use(offer)]
-    return pooled(usable, claim.terms, claim.limits, now=now).lots.total_rate()
+def _pool(offers: Sequence[Offer], claim: Claim, now: float) -> Pool:
+    """What the job may use."""
+    return pooled([offer for offer in offers if claim.may_use(offer)], claim.terms, claim.limits, now=now)
+
+
+def _rates(pool: Pool) -> list[tuple[Offer, float]]:
+    """What each offer brings, all of its workers together."""
+    lots = zip(pool.lots.rates, pool.lots.most, strict=True)
+    return [(pool.offer(lot), float(rate * most)) for lot, (rate, most) in enumerate(lots)]
 
 
 def _by_offer(held: Sequence[Held]) -> dict[str, int]:

@@ -12,6 +12,15 @@ from pricing.money import uusd_to_usd
 from pricing.pool import Held, Pool
 
 
+def counted(count: int, noun: str, verb: str = "") -> str:
+    """A noun, and a verb that is given in the plural, as the number asks: 1 worker brings, 5 workers bring."""
+    words = f"{count} {noun}{'' if count == 1 else 's'}"
+    if not verb:
+        return words
+    irregular = {"are": "is", "have": "has"}
+    return f"{words} {irregular.get(verb, f'{verb}s') if count == 1 else verb}"
+
+
 def picks(pool: Pool, units: Ints) -> tuple[Picked, ...]:
     """The lots in use, in the market's order; an offer's warm workers and its others apart."""
     order = np.argsort(np.array([cost.per_thousand() for cost in pool.costs]), kind="stable")
@@ -61,5 +70,5 @@ def _farewell(pool: Pool, held: Held) -> str:
         before, after = uusd_to_usd(held.uusd_per_hour), offer.usd_per_hour
         return f"its price rose from {before:.4f} to {after:.4f} USD/h and others bring the rate for less"
     if offer.count < held.count:
-        return f"its offer has {offer.count} workers left"
+        return f"its offer has {counted(offer.count, 'worker')} left"
     return "the rate comes for less without it"

@@ -31,6 +31,7 @@ const DASH = "–";
 const number = (value, digits) => value === null || value === undefined ? DASH : value.toFixed(digits);
 const count = (value) => value === null || value === undefined ? DASH : value.toLocaleString("en");
 const percent = (value) => value === null || value === undefined ? DASH : (100 * value).toFixed(1) + " %";
+const plural = (value, noun) => count(value) + " " + noun + (value === 1 ? "" : "s");
 const dollars = (uusd) => uusd === null || uusd === undefined ? DASH : "$" + (uusd / 1e6).toFixed(uusd < 1e6 ? 4 : 2);
 function span(seconds) {
   if (seconds < 0) return "0 s";
@@ -81,7 +82,7 @@ function showFigures(job) {
   const idle = job.learner.utilisation === null ? null : 1 - job.learner.utilisation;
   const figures = [[count(job.committed_steps) + " / " + count(job.planned_steps), "steps committed"],
     [job.reward ? number(job.reward.value, 3) : DASH, "sampled reward"], [job.eval ? number(job.eval.value, 3) : DASH, "held-out, greedy"],
-    [percent(idle), "learner idle"], [number(job.rate.accepted_per_s, 2), "rollouts/s accepted"], [number(job.rate.required_per_s, 2), "rollouts/s needed"],
+    [percent(idle), "learner idle"], [number(job.rate.accepted_per_s, 2), "rollouts/s accepted"], [number(job.rate.required_per_s, 2), "rollouts/s it can train"],
     [count(accepted), "rollouts accepted"], [count(refused), "refused"], [count(job.work.accepted_tokens), "tokens"],
     [count(job.work.workers_serving), "workers serving"], [job.newest_version === null ? DASH : "v" + job.newest_version, "newest version"],
     [dollars(job.spent_uusd), "spent"]];
@@ -135,12 +136,12 @@ function showStaleness(staleness) {
       const tall = counts[age] / most * (height - top - bottom), middle = slot * (age + 0.5), above = height - bottom - tall;
       const share = counts[age] ? (100 * counts[age] / total).toFixed(0) + "%" : "";
       return [svg("rect", { class: age > staleness.bound ? "over" : "bar", x: middle - bar / 2, y: above, width: bar, height: tall, rx: 2 },
-        svg("title", {}, counts[age] + " groups")), svg("text", { class: "value", x: middle, y: above - 5, "text-anchor": "middle" }, share),
+        svg("title", {}, plural(counts[age], "group"))), svg("text", { class: "value", x: middle, y: above - 5, "text-anchor": "middle" }, share),
       svg("text", { x: middle, y: height - 8, "text-anchor": "middle" }, String(age))];
     })));
 }
 function showLearner(learner, rate) {
-  byId("learner-note").textContent = "last " + count(learner.steps_counted) + " steps";
+  byId("learner-note").textContent = "last " + plural(learner.steps_counted, "step");
   if (learner.utilisation === null) return void byId("learner").replaceChildren(element("p", { class: "none" }, "No step was committed yet."));
   const width = 300, height = 250, busy = learner.utilisation * width;
   byId("learner").replaceChildren(svg("svg", { viewBox: "0 0 " + width + " " + height, role: "img", "aria-label": "learner time" },
@@ -148,11 +149,11 @@ function showLearner(learner, rate) {
     svg("text", { class: "value", x: 0, y: 28 }, "training " + percent(learner.utilisation)),
     svg("text", { class: "value", x: width, y: 28, "text-anchor": "end" }, "idle " + percent(1 - learner.utilisation)),
     svg("text", { x: 0, y: 90 }, span(learner.train_s) + " of training, " + span(learner.waited_s) + " of waiting"),
-    svg("text", { x: 0, y: 107 }, count(learner.restarts) + " restarts since the last step"),
+    svg("text", { x: 0, y: 107 }, plural(learner.restarts, "restart") + " since the last step"),
     svg("rect", { class: "idle", x: 0, y: 160, width, height: 26, rx: 4 }),
     svg("rect", { class: "bar", x: 0, y: 160, width: rate.required_per_s ? width * Math.min(1, rate.accepted_per_s / rate.required_per_s) : 0, height: 26, rx: 4 }),
     svg("text", { class: "value", x: 0, y: 148 }, number(rate.accepted_per_s, 2) + " rollouts/s come in"),
-    svg("text", { class: "value", x: width, y: 148, "text-anchor": "end" }, number(rate.required_per_s, 2) + " needed"),
+    svg("text", { class: "value", x: width, y: 148, "text-anchor": "end" }, number(rate.required_per_s, 2) + " it can train"),
     svg("text", { x: 0, y: 210 }, "counted over the last " + span(rate.window_s))));
 }
 
@@ -162,8 +163,8 @@ function showMarket(market) {
   const rate = (value) => number(value, 2);
   byId("market-note").textContent = market.name + ", decided " + ago(market.decided_at);
   const figures = [[percent(market.predicted_idle), "learner idle, predicted"], [percent(market.measured_idle), "learner idle, measured"],
-    [rate(market.required_rate), "completions/s required"], [rate(market.offered_rate), "completions/s offered"],
-    [market.active + " of " + market.offers.length, "workers active"], ["$" + market.usd_per_hour.toFixed(3), "asked an hour"],
+    [rate(market.required_rate), "completions/s required, with replaced groups and pauses"],
+    [rate(market.offered_rate), "completions/s from the active set"], [market.active + " of " + market.offers.length, "workers active"], ["$" + market.usd_per_hour.toFixed(3), "asked an hour"],
     [market.usd_per_thousand === null ? DASH : "$" + market.usd_per_thousand.toFixed(4), "per 1,000 admitted"], [market.binding || DASH, "limited by"],
     [market.warning_line === null ? DASH : market.warning_line + " / " + market.staleness_bound, "warning line / S"], [count(market.kappa), "kappa"]];
   byId("market-figures").replaceChildren(...figures.map(([value, words]) => element("div", {}, element("b", {}, value), element("span", {}, words))));

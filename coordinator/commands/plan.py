@@ -17,11 +17,11 @@ from coordinator.service.plan_view import plan_view, question_of
 from coordinator.wire.job import JobConfig
 from coordinator.wire.plan import PlannedFleet, PlanView
 from pricing.errors import OfferRefused
-from pricing.offers import Offer, offers_from_json
+from pricing.feeds.static import MOST_FILE_BYTES, offers_of_file
+from pricing.offers import Offer
 
 INFEASIBLE = 3
 BAD_INPUT = 2
-MOST_BYTES = 64 << 20
 BAR = 20  # characters
 SHOWN_OFFERS = 12
 
@@ -92,11 +92,11 @@ def numbers(assumed: Sequence[str]) -> dict[str, float]:
 def read_market(path: Path) -> tuple[Offer, ...]:
     """The offers of a market file. Raises OfferRefused, which names the file too."""
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise OfferRefused(f"{path} is larger than {MOST_BYTES} bytes: give fewer offers")
-        return offers_from_json(path.read_bytes())
+        if path.stat().st_size > MOST_FILE_BYTES:
+            raise OfferRefused(f"it is larger than {MOST_FILE_BYTES} bytes: give fewer offers")
+        return offers_of_file(path.read_bytes(), "toml" if path.suffix == ".toml" else "json")
     except OSError as error:
-        raise OfferRefused(f"{path} cannot be read: {error.strerror}: name a JSON list of offers with --market") from error
+        raise OfferRefused(f"{path} cannot be read: {error.strerror}: name a price file with --market") from error
     except OfferRefused as error:
         raise OfferRefused(f"{path}: {error}") from error
 

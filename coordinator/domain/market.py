@@ -8,12 +8,14 @@ Until the learner's own time is measured, everyone that the budget allows is act
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from coordinator.domain.capacity import Assessment, assess, fleet_kappa, pause_s
 from coordinator.domain.capacity_inputs import CapacityInputs, Estimate, JobShape, Lengths, Loading, Transfer, WorkerCapacity
-from coordinator.domain.market_trials import TRIAL_S, room, too_dear
+from coordinator.domain.market_moves import USUAL_MBPS, load_s, settling_s, why_it_stays
+from coordinator.domain.market_trials import TRIAL_S, hourly, room, too_dear
 from coordinator.domain.model import Job, QuoteRow
 from p2p.domain.fluid import fluid_bound
 from pricing.activation import Habits
@@ -22,14 +24,13 @@ from pricing.decision import Activation
 from pricing.money import usd_to_uusd, uusd_to_usd
 from pricing.offers import BYTES_PER_MBIT, TRUST, Offer, Trust
 from pricing.pool import Broadcast, Held, Limits, Need, Required
-from pricing.sharing import Claim, shared
+from pricing.sharing import Claim, Unmeasured, shared
 from pricing.throughput import Throughput
 
 LEAST_MADE = 16.0  # completions, and
 LEAST_SEEN_S = 2.0  # seconds of full work, that make a rate a measured one
 LEAST_HOURS = 1e-3  # a job near its end still has a horizon
 LEAST_SHARE = 0.05  # of the time in which a worker generates: pauses longer than the time between publications ask for all there is
-USUAL_MBPS = 100.0  # of a link that was not measured
 HOLD_S = (
     30.0  # after a worker became active a set is changed only if it falls short, or much can be saved: rates are still settling
 )
@@ -74,6 +75,7 @@ class Bidder:
         bcast_s, apply_s: means, from publication to serving, and standing still for it.
         tried_until: since then it may be tried again; 0: its trial lasts, or it was never tried.
         quote: the open one.
+        holds: it confirmed a version of this job; else it has to load the whole snapshot first.
         is_ready: it may be active now.
         barred: why it may not.
     """
@@ -95,6 +97,7 @@ class Bidder:
     trust: Trust = "any"
     tried_until: float = 0.0
     quote: QuoteRow | None = None
+    holds: bool = True
     is_ready: bool = True
     barred: str = "it has no version yet that can serve the next step"
 
@@ -117,12 +120,14 @@ class Bidder:
 
 @dataclass(frozen=True, slots=True)
 class JobMarket:
-    """One running job and those who would work for it."""
+    """One running job and those who would work for it. Money: spent in all and in the last hour, and its rented machines' an hour."""
 
     job: Job
     figures: Figures
     bidders: tuple[Bidder, ...]
     spent_uusd: int = 0
+    hour_uusd: int = 0
+    rented_uusd: int = 0
     changed_at: float | None = None  # when a worker became active last
 
 
@@ -153,8 +158,9 @@ class Verdict:
 
 def decide(markets: Sequence[JobMarket], now: float) -> dict[str, Verdict]:
     """Each job's verdict, by job id. A worker that asks for money is active for one job at most."""
-    markets = [replace(market, bidders=tuple(_weighed(market, one, now) for one in market.bidders)) for market in markets]
-    chosen = _chosen([market for market in markets if _is_priced(market)], now)
+    pool = _Pool.of(markets)
+    markets = [replace(market, bidders=tuple(_weighed(market, one, pool, now) for one in market.bidders)) for market in markets]
+    chosen = _chosen(markets, pool, now)
     taken: set[str] = set()
     verdicts: dict[str, Verdict] = {}
     for market in sorted(markets, key=lambda market: (-market.job.config.workers.weight, market.job.id)):
@@ -168,10 +174,50 @@ def decide(markets: Sequence[JobMarket], now: float) -> dict[str, Verdict]:
     return verdicts
 
 
-def _weighed(market: JobMarket, one: Bidder, now: float) -> Bidder:
-    """The bidder, as one that may not be active where money may not be spent on it."""
-    why = _unpaid(market, one, now) if one.is_ready else ""
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """Workers that ask for money.
+
+    Attributes:
+        contested: those that several jobs could use.
+        busy: for which job each is active.
+        starting: jobs whose learner is being measured.
+    """
+
+    contested: frozenset[str]
+    busy: Mapping[str, str]
+    starting: frozenset[str]
+
+    @classmethod
+    def of(cls, markets: Sequence[JobMarket]) -> _Pool:
+        """Of all running jobs."""
+        able = [(market, one) for market in markets for one in market.bidders if one.is_ready and one.uusd_per_hour]
+        jobs = Counter(one.worker_id for _, one in able)
+        return cls(
+            frozenset(worker_id for worker_id, count in jobs.items() if count > 1),
+            {one.worker_id: market.job.id for market, one in able if one.quote is not None},
+            frozenset(market.job.id for market in markets if _is_starting(market)),
+        )
+
+
+def _weighed(market: JobMarket, one: Bidder, pool: _Pool, now: float) -> Bidder:
+    """The bidder, as one that may not be active where money may not be spent on it, or where it does not pay to take it from others."""
+    why = (_unpaid(market, one, now) or _unmoved(market, one, pool)) if one.is_ready else ""
     return replace(one, is_ready=False, barred=why) if why else one
+
+
+def _unmoved(market: JobMarket, one: Bidder, pool: _Pool) -> str:
+    """Why the worker stays with another job; empty: it has none, or may come."""
+    job_id = pool.busy.get(one.worker_id, market.job.id)
+    if job_id == market.job.id:
+        return ""
+    if job_id in pool.starting:
+        return "it makes the first steps of another job, whose learner is being measured"
+    return "" if one.holds or market.figures.train_s is None else why_it_stays(_load_s(market, one), left_s(market))
+
+
+def _load_s(market: JobMarket, one: Bidder) -> float:
+    return load_s(market.figures.start_bytes, one.down_mbps, one.apply_s)
 
 
 def _unpaid(market: JobMarket, one: Bidder, now: float) -> str:
@@ -190,6 +236,11 @@ def _unpaid(market: JobMarket, one: Bidder, now: float) -> str:
 def _is_priced(market: JobMarket) -> bool:
     """Whether there is a choice to be made: the learner's time is known, and the job wants the cheapest set."""
     return market.job.config.workers.activation == "market" and market.figures.train_s is not None
+
+
+def _is_starting(market: JobMarket) -> bool:
+    """Whether it will want the cheapest set as soon as its learner is measured."""
+    return market.job.config.workers.activation == "market" and market.figures.train_s is None
 
 
 def _price(market: JobMarket, worker_id: str) -> int:
@@ -230,28 +281,34 @@ def _affordable(bidders: Sequence[Bidder], left: int | None, why: str) -> tuple[
 # --- the cheapest set
 
 
-def _chosen(markets: Sequence[JobMarket], now: float) -> dict[str, Activation]:
+def _chosen(markets: Sequence[JobMarket], pool: _Pool, now: float) -> dict[str, Activation]:
     """The market's choice for each job, among the workers that ask for money and are no trial."""
     offers: dict[str, Offer] = {}
     claims = []
-    for market in markets:
+    for market in (market for market in markets if _is_priced(market)):
         bidding = [one for one in market.bidders if _bids(one, now)]
         offers.update({one.worker_id: offer_of(one, now) for one in bidding})
-        terms = terms_of(market, now)
         held = tuple(Held(one.worker_id, 1, uusd_per_hour=one.quote.uusd_per_idle_hour) for one in bidding if one.quote is not None)
+        loads = [_load_s(market, one) for one in bidding if one.quote is not None and one.worker_id in pool.contested]
+        settling = settling_s(loads, usual_s=HOLD_S)
         claims.append(
             Claim(
                 market.job.id,
                 need_of(market, now),
-                terms,
+                terms_of(market, now),
                 weight=market.job.config.workers.weight,
                 limits=replace(limits_of(market, now), uusd=None),  # work goes on until the money is used up: `_shortage` warns
                 held=held,
                 usable=frozenset(one.worker_id for one in bidding),
-                habits=CALM if market.changed_at is not None and now - market.changed_at < HOLD_S else HABITS,
+                habits=CALM if market.changed_at is not None and now - market.changed_at < settling else HABITS,
             )
         )
-    return shared(list(offers.values()), claims, now=now)
+    others = [
+        Unmeasured(market.job.config.workers.weight, frozenset(one.worker_id for one in market.bidders if one.is_ready))
+        for market in markets
+        if not _is_priced(market)
+    ]
+    return shared(list(offers.values()), claims, now=now, unmeasured=others)
 
 
 def _bids(one: Bidder, now: float) -> bool:
@@ -309,14 +366,17 @@ def _unpicked(market: JobMarket, activation: Activation, now: float) -> dict[str
 
 def _verdict(market: JobMarket, active: Mapping[str, str], standby: Mapping[str, str], reason: str, now: float) -> Verdict:
     serving = [one for one in market.bidders if one.worker_id in active]
+    bringing = [
+        one for one in serving if one.holds or one.uusd_per_hour
+    ]  # who asks for nothing serves the job whose weights it holds
     waiting = {one.worker_id: f"standby: {one.barred}" for one in market.bidders if not one.is_ready}
-    inputs = inputs_of(market, serving, now)
+    inputs = inputs_of(market, bringing, now)
     return Verdict(
         active=active,
         timed=frozenset(one.worker_id for one in serving if one.is_on_trial(now)),
         standby={**standby, **waiting},
         required=None if market.figures.train_s is None else required_of(market, now)(market.figures.bcast_p95_s),
-        offered=sum(one.rate.rate(now) * one.admitted.value for one in serving),
+        offered=sum(one.rate.rate(now) * one.admitted.value for one in bringing),
         usd_per_hour=uusd_to_usd(sum(one.uusd_per_hour for one in serving)),
         reason=reason,
         assessment=None if inputs is None else assess(inputs),
@@ -346,23 +406,28 @@ def limits_of(market: JobMarket, now: float) -> Limits:
     budget, workers = market.job.config.budget, market.job.config.workers
     left = None if budget.usd is None else max(usd_to_uusd(budget.usd) - market.spent_uusd, 0)
     hours = None if budget.deadline_hours is None else budget.deadline_hours - (now - market.job.created_at) / HOUR_S
-    per_hour = None if budget.usd_per_hour is None else usd_to_uusd(budget.usd_per_hour)
+    per_hour = None
+    if budget.usd_per_hour is not None:
+        per_hour = hourly(usd_to_uusd(budget.usd_per_hour), spent_uusd=market.hour_uusd, rented_uusd=market.rented_uusd)
     assert workers.trust in TRUST
     return Limits(uusd=left, uusd_per_hour=per_hour, deadline_hours=hours, trust=workers.trust)
 
 
 def terms_of(market: JobMarket, now: float) -> Terms:
     """What the job asks of whichever worker."""
-    job, figures = market.job, market.figures
-    train_s = figures.train_s or 0.0
-    left = max(job.config.budget.steps - job.committed_steps, 0) * train_s / HOUR_S
-    refresh_s = kappa_of(market, figures.bcast_p95_s, pauses_of(market, now)) * train_s
+    figures = market.figures
+    refresh_s = kappa_of(market, figures.bcast_p95_s, pauses_of(market, now)) * (figures.train_s or 0.0)
     return Terms(
-        horizon_hours=max(left, LEAST_HOURS),
+        horizon_hours=max(left_s(market) / HOUR_S, LEAST_HOURS),
         refresh_s=refresh_s if refresh_s > 0 else math.inf,
         refresh_bytes=figures.refresh_bytes,
         start_bytes=figures.start_bytes,
     )
+
+
+def left_s(market: JobMarket) -> float:
+    """Seconds until the last step, if the learner never waits."""
+    return max(market.job.config.budget.steps - market.job.committed_steps, 0) * (market.figures.train_s or 0.0)
 
 
 def pauses_of(market: JobMarket, now: float) -> Pauses:
@@ -393,7 +458,7 @@ def required_of(market: JobMarket, now: float) -> Required:
 
 def need_of(market: JobMarket, now: float) -> Need:
     """The rate that is still missing when those who ask for no money, and those on trial, do not count."""
-    free = math.fsum(one.planned_rate(now) for one in market.bidders if one.is_ready and one.uusd_per_hour == 0)
+    free = math.fsum(one.planned_rate(now) for one in market.bidders if one.is_ready and one.uusd_per_hour == 0 and one.holds)
     headroom = market.job.config.workers.headroom
     whole = required_of(market, now)
     return Need(lambda bcast_s: max(whole(bcast_s) - free / headroom, 0.0), headroom, broadcast_of(market))

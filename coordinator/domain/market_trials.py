@@ -11,6 +11,7 @@ from pricing.pool import Limits
 
 TRIAL_S = 120.0  # paid by the hour; and then the pause before the next trial, twice as long after each
 DAY_S = 86_400.0  # after which a trial is forgotten
+STEER = 10  # times what was spent too much in an hour is saved: a tenth too much, and nobody is paid until that hour has passed
 TRIALS = 10  # that budget.usd must pay of one worker: a stranger's price may not use a job's money up before anybody sees it
 
 
@@ -43,6 +44,18 @@ def too_dear(uusd_per_hour: int, budget_usd: float | None) -> str:
         f"its price of {uusd_to_usd(uusd_per_hour):.4f} USD/h would use up more than a tenth of the budget of {budget_usd:g} USD"
         f" in {TRIAL_S:.0f} s (budget.usd): at most {most:.4f} USD/h fit"
     )
+
+
+def hourly(uusd_per_hour: int, *, spent_uusd: int, rented_uusd: int) -> int:
+    """Micro-USD an hour that workers may ask for together, within `budget.usd_per_hour`.
+
+    Args:
+        uusd_per_hour: the budget.
+        spent_uusd: by the job in the last hour, rented machines included. A worker that is faster than its quote says earns more than it
+            asks, up to a fifth.
+        rented_uusd: what the job's rented machines cost an hour.
+    """
+    return max(uusd_per_hour - rented_uusd - STEER * max(spent_uusd - uusd_per_hour, 0), 0)
 
 
 def room(limits: Limits) -> int | None:

@@ -36,6 +36,7 @@ from pricing.cost import HOUR_S
 from pricing.decision import Activation
 from pricing.offers import Offer
 from pricing.pool import Need, constant
+from pricing.words import counted
 
 RESERVES = (1.0, 1.25, 1.6)  # times the headroom that is asked for
 QUICKER = (1.0, 0.5, 0.25)  # shares of the offers that are tried alone, quickest first
@@ -98,7 +99,11 @@ def _planned(question: Question) -> Plan:
     if not allowed:
         term, words = question.over(first) or ("", "")
         return _refusal(
-            question, base, first, term, f"{len(fleets)} fleets bring the rate and none keeps the budgets; the cheapest: {words}"
+            question,
+            base,
+            first,
+            term,
+            f"{counted(len(fleets), 'fleet', 'bring')} the rate and none keeps the budgets; the cheapest: {words}",
         )
     names = three(
         allowed,
@@ -158,7 +163,7 @@ def _refusal(question: Question, base: _Found, fleet: Fleet | None, term: str, w
 def _said(fleet: Fleet) -> str:
     said = _forecast_of(fleet)
     return (
-        f"{fleet.workers} workers bring {fleet.rate:.4g} completions/s for {fleet.usd_per_hour:.4f} USD/h all in; the learner is busy"
+        f"{counted(fleet.workers, 'worker', 'bring')} {fleet.rate:.4g} completions/s for {fleet.usd_per_hour:.4f} USD/h all in; the learner is busy"
         f" {said.utilisation:.1%} of the time and {said.discards:.1%} of the completions are thrown away"
     )
 

@@ -20,6 +20,7 @@ from pricing.covering import SLACK
 from pricing.decision import Activation
 from pricing.money import usd_to_uusd
 from pricing.pool import Limits, Need, constant
+from pricing.words import counted
 
 RESERVES = (1.1, 1.2, 1.35, 1.5)  # times the planned rate: more than that the job could hardly use
 
@@ -52,7 +53,7 @@ def plan_rate(question: Question, required: float) -> Plan:
         worth=lambda one: one.usd_per_hour / one.rate,
         rule="price of a completion",
         said=lambda one: (
-            f"{one.workers} workers bring {one.rate:.4g} completions/s of {planned:.4g} planned for {one.usd_per_hour:.4f} USD/h"
+            f"{counted(one.workers, 'worker', 'bring')} {one.rate:.4g} completions/s of {planned:.4g} planned for {one.usd_per_hour:.4f} USD/h"
         ),
     )
     return replace(plan, fleets=fleets)

@@ -101,6 +101,22 @@ async def spent_uusd(reader: Reader, job_id: str) -> int:
     return 0 if row is None else row.uusd
 
 
+async def spent_since(reader: Reader, job_id: str, since: float) -> int:
+    """What was posted as spent by the job after `since`, Unix seconds. The account's moves are in order of time: found by halves."""
+    account = ledger.name(Account.SPENT, job_id)
+    stands = await reader.get(LedgerAccount, account)
+    low, high, before = 0, 0 if stands is None else stands.number, 0
+    while low < high:
+        middle = (low + high) // 2
+        move = await reader.get(Posting, account, middle)
+        entry = None if move is None else await reader.get(LedgerEntry, move.entry_id)
+        if move is None or entry is None or entry.at > since:
+            high = middle
+        else:
+            low, before = middle + 1, move.balance_uusd
+    return 0 if stands is None else max(stands.uusd - before, 0)
+
+
 async def reserved_uusd(reader: Reader, job_id: str) -> int:
     """What is set aside for work under way."""
     return await reader.total(LedgerAccount, "uusd", job_id=job_id, kind=Account.RESERVED)

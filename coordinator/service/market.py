@@ -13,15 +13,14 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from coordinator.domain.capacity_forecast import forecast
-from coordinator.domain.market import Figures, JobMarket, Verdict, decide, limits_of
+from coordinator.domain.market import Verdict, decide, limits_of
 from coordinator.domain.market_money import unpayable
 from coordinator.domain.market_orders import Orders, orders, timed
 from coordinator.domain.market_trials import room, too_dear
 from coordinator.domain.model import Job, JobState, QuoteRow, Worker, WorkerState
 from coordinator.service.deps import QUOTES, Deps
-from coordinator.service.ledger import spent_uusd
 from coordinator.service.market_board import Shown
-from coordinator.service.market_rows import Loaded, Outline, orphans, outlined, read_markets, read_outline, tried
+from coordinator.service.market_rows import Loaded, Outline, orphans, outlined, read_markets, read_outline, tried, with_money
 from coordinator.service.ports import Tx
 from coordinator.service.recording import record_event, record_metrics
 from coordinator.service.spending import pause_for
@@ -237,8 +236,7 @@ async def _may_try(tx: Tx, job: Job, worker: Worker, *, now: float) -> bool:
     price, budget = worker.price_uusd_per_hour, job.config.budget
     if too_dear(price, budget.usd) or (await tried(tx, [worker.id], now)).get(worker.id):
         return False
-    spent = await spent_uusd(tx, job.id) if budget.usd is not None else 0
-    most = room(limits_of(JobMarket(job, Figures(), (), spent), now))
+    most = room(limits_of(await with_money(tx, job, now), now))
     return most is None or price + await tx.total(QuoteRow, "uusd_per_idle_hour", job_id=job.id, ended_at=None) <= most
 
 

@@ -28,10 +28,9 @@ from pricing.feeds.contract import Failed, Handle, RentalOffer, Spec, Trouble
 from pricing.feeds.start import environment, start_script
 from pricing.provider_clock import ProviderClock
 from pricing.rental_plan import Facts, Purse, Wanted, affordable, decide, decide_blind, match
-from pricing.rentals import Create, Destroy, Rental, RentalState, absorb, answered, called, order, requested, stray
+from pricing.rentals import OPEN, Create, Destroy, Rental, RentalState, absorb, answered, called, order, requested, stray
 
 log = structlog.get_logger()
-OPEN = [state for state in RentalState if state is not RentalState.GONE]
 QUIET_FIRST_S, QUIET_MOST_S = 5.0, 120.0
 NO_CREATE_S, NO_CREATE_MOST_S = 300.0, 3600.0  # after the account was empty or the key refused
 INVITE_S = 3600.0
@@ -151,7 +150,7 @@ class Renter:
         return look
 
     async def _ask_for_missing(self, look: Look, *, until: float) -> Look:
-        rows = await self._deps.store.read(lambda r: r.select(Rental, provider=self._provider.name, state=OPEN))
+        rows = await self._deps.store.read(lambda r: r.select(Rental, provider=self._provider.name, state=list(OPEN)))
         shown = {handle.id for handle in look.handles}
         for row in rows:
             if row.instance_id is None or row.instance_id in shown:
@@ -189,7 +188,7 @@ class Renter:
 
     async def _rows(self, tx: Tx, look: Look | None) -> dict[str, Rental]:
         """The open rows, and the gone ones whose labels the look shows."""
-        rows = await tx.select(Rental, provider=self._provider.name, state=OPEN)
+        rows = await tx.select(Rental, provider=self._provider.name, state=list(OPEN))
         self._mood.clock.resume(max((row.paid_until or 0.0 for row in rows), default=0.0), ours=self._deps.clock.now())
         labels = [] if look is None else sorted({handle.label for handle in look.handles})
         gone = await tx.select(Rental, provider=self._provider.name, state=RentalState.GONE, label=labels) if labels else []

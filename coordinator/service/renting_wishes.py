@@ -18,14 +18,14 @@ from coordinator.service.market_board import Shown
 from coordinator.service.ports import Reader
 from coordinator.service.renting_ports import RENTALS, RentingSettings
 from pricing.feeds.contract import RentalOffer
+from pricing.money import usd_to_uusd
 from pricing.rental_plan import usable
-from pricing.rental_wish import Standing, ranked, wish
-from pricing.rentals import Rental, RentalState
+from pricing.rental_wish import Standing, ranked, wish, within_hour
+from pricing.rentals import OPEN, Rental, RentalState
 
 log = structlog.get_logger()
 TURN_S = 15.0
 IDLE_S = 900.0
-OPEN = [state for state in RentalState if state is not RentalState.GONE]
 
 
 async def keep_wishing(deps: Deps, providers: Mapping[str, RentingSettings]) -> None:
@@ -47,11 +47,16 @@ async def say(deps: Deps, providers: Mapping[str, RentingSettings]) -> None:
         job = shown.market.job
         if job.state is not JobState.RUNNING or job.config.budget.usd is None or shown.verdict.required is None:
             continue
-        rows = await deps.store.read(lambda r, job_id=job_id: r.select(Rental, job_id=job_id, state=OPEN))  # type: ignore[misc]
+        rows = await deps.store.read(lambda r, job_id=job_id: r.select(Rental, job_id=job_id, state=list(OPEN)))  # type: ignore[misc]
         rentals = [row for row in rows if row.is_wanted]
         standing = await deps.store.read(lambda r, some=rentals, shown=shown: _standing(r, some, shown, now))  # type: ignore[misc]
         count, reason = wish(standing, short=shown.verdict.required * job.config.workers.headroom - shown.verdict.offered)
         candidates = await _candidates(deps, providers, standing, now)
+        if (hourly := job.config.budget.usd_per_hour) is not None:
+            prices, next_one = [row.price for row in rentals], candidates[0].uusd_per_hour if candidates else None
+            asked = usd_to_uusd(shown.verdict.usd_per_hour)
+            count, limit = within_hour(count, prices, next_one, allowed=usd_to_uusd(hourly), others=asked)
+            reason = limit or reason
         _want(deps, providers, job_id, rentals, count, candidates)
         log.debug("wish", job=job_id, count=count, because=reason)
     deps.wake.notify(RENTALS)

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Protocol
 
-from pricing.offers import Offer
-
 MOST_BODY_BYTES = 8 << 20
 MOST_WORDS = 300
 
@@ -202,23 +200,3 @@ class Feed(Protocol):
     def destroyed(self, answer: Answer) -> Failed | None:
         """None: the provider took the order, or has no such machine."""
         ...
-
-
-def market_offer(
-    offer: RentalOffer, *, completions_per_second: float, default_mbps: float = 100.0, min_hours: float = 0.0
-) -> Offer:
-    """The offer in the market's terms. A provider sells machines, not completions: their rate is measured, or estimated by the caller."""
-    return Offer(
-        id=f"{offer.provider}:{offer.id}",
-        uusd_per_hour=offer.uusd_per_hour,
-        completions_per_second=completions_per_second,
-        up_mbps=offer.up_mbps or default_mbps,
-        down_mbps=offer.down_mbps or default_mbps,
-        kind=f"{offer.cards} x {offer.card}",
-        uusd_per_gb_up=offer.uusd_per_gb_up,
-        uusd_per_gb_down=offer.uusd_per_gb_down,
-        reliability=offer.reliability,
-        min_hours=min_hours,
-        owner=offer.provider,
-        available_hours=offer.most_hours,
-    )

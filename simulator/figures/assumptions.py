@@ -5,6 +5,7 @@ Prices and token rates are dated points from public lists and benchmarks, exampl
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 GROUP_SIZE, GROUPS = 16, 128  # G, B: R = 2,048 rollouts a step
@@ -16,6 +17,31 @@ HEADROOM = 1.15
 SEED = 0
 
 
+MEMORY_SHARE = 0.9  # of a card that weights, keys and values may fill (vLLM's default)
+KV_BYTES = 2 * 36 * 8 * 128 * 2  # a token: keys and values of 36 layers with 8 heads of 128 in 16 bits, Qwen3-4B and Qwen3-8B alike
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A card: its memory, and tokens per second by completions at once, from 1 on, of some model: only the shape counts."""
+
+    name: str
+    memory_bytes: float
+    curve: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Tokens per second of a model on a card, with so many completions at once."""
+
+    users: int
+    tokens_per_s: float
+
+
+H100 = Card("H100", 81_559 * 2**20, ((1, 214.0), (16, 3027.0), (64, 8621.0), (128, 12176.0), (256, 15264.0)))  # 8B fp8
+RTX4090 = Card("RTX 4090", 24_564 * 2**20, ((1, 98.0), (16, 1150.0), (64, 2954.0)))  # Qwen3.5-4B bf16
+
+
 @dataclass(frozen=True, slots=True)
 class Model:
     """A policy. Bytes on the wire: as bf16 (the paper's), as our keyframe, as our delta at a learning rate of 1e-6."""
@@ -23,9 +49,7 @@ class Model:
     name: str
     parameters: float
     learner_cards: int  # H100
-    card_4090: float  # tokens per second
-    slots_4090: int
-    h100: float  # tokens per second, saturated
+    measured: Mapping[str, Measured]  # by card
     bf16_bytes: float
     keyframe_bytes: float
     delta_bytes: float
@@ -36,12 +60,11 @@ class Model:
         return FLOPS_PER_PARAMETER * self.parameters * tokens / (self.learner_cards * H100_FLOPS * MFU)
 
 
-SMALL = Model("4B", 4.0e9, 4, 2954.0, 64, 20_000.0, 8.0e9, 5.3e9, 30e6)
-LARGE = Model("8B", 8.2e9, 8, 2380.0, 48, 13_322.0, 16.4e9, 10.7e9, 61e6)
+ON_4B = {H100.name: Measured(396, 20_000.0), RTX4090.name: Measured(64, 2954.0)}
+ON_8B = {H100.name: Measured(396, 13_322.0), RTX4090.name: Measured(48, 2380.0)}
+SMALL = Model("4B", 4.0e9, 4, ON_4B, 8.0e9, 5.3e9, 30e6)
+LARGE = Model("8B", 8.2e9, 8, ON_8B, 16.4e9, 10.7e9, 61e6)
 MODELS = (SMALL, LARGE)
-
-H100_CURVE = ((1, 214.0), (16, 3027.0), (64, 8621.0), (128, 12176.0), (256, 15264.0))  # users, tokens per second: 8B fp8, one card
-H100_BF16_USERS = 396  # at which LARGE.h100 was measured; the curve is scaled to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +126,12 @@ def common() -> list[str]:
         f"T_train: {FLOPS_PER_PARAMETER:g} FLOP per parameter and token at {MFU:.0%} of an H100's {H100_FLOPS / 1e12:,.0f} TFLOP/s:"
         f" {SMALL.train_s():.0f} s for 4B on {SMALL.learner_cards} cards, {LARGE.train_s():.0f} s for 8B on {LARGE.learner_cards}",
         "RTX 4090: 2,954 tokens/s with 64 users (Qwen3.5-4B bf16, vLLM 0.17, aaronzhfeng/gpu-inference, 2026-03-10); 8B about 2,380"
-        " (R1-Distill-Llama-8B 16-bit, databasemart.com; 48 users assumed from its memory)",
+        " (R1-Distill-Llama-8B 16-bit, databasemart.com; reached with 48 users, assumed)",
         "H100 SXM: 13,322 tokens/s with 396 users (Qwen3-8B bf16, vLLM 0.30.0, silybench-data, 2026-09-24); 4B: 20,000 assumed, no dated"
         " figure found (half the weights, the same KV cache)",
+        f"fewer users where {KV_BYTES:,} bytes of keys and values a token do not fit beside the weights into {MEMORY_SHARE:.0%} of the card's"
+        " memory; their rate by a measured curve (H100: Qwen3-8B fp8, 214 tokens/s with 1 user to 15,264 with 256, silybench-data;"
+        " RTX 4090: Qwen3.5-4B, 98 with 1 user, 1,150 with 16, 2,954 with 64, the source above)",
         f"activation with headroom {HEADROOM}; {CHURN_PER_HOUR:.0%} of the RTX 4090s are lost within an hour (assumed), others come within"
         " 15 minutes; traffic is not charged",
         BYTES,

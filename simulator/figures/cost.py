@@ -7,12 +7,12 @@ cards train, others generate over data-centre links, with the same S as ECHO-2: 
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import heapq
 from dataclasses import dataclass
 from random import Random
 
-from coordinator.domain.capacity_inputs import Lengths
 from simulator.figures import assumptions as given
+from simulator.figures import cards
 from simulator.figures.jobs import BACKGROUND, DELTAS, PAPER, Ran, centralised, job, run
 
 BOUND = 6
@@ -62,33 +62,30 @@ def together(model: given.Model, mean_tokens: float) -> Point:
 
 
 def drain_s(model: given.Model, mean_tokens: float) -> float:
-    """Mean seconds until the last of R / cards completions of a card ends: all begin at once, and each is faster the fewer are left."""
+    """Mean seconds until the last of R / cards completions of a card ends; each is faster the fewer run."""
     rng = Random(given.SEED)  # noqa: S311 (seeded on purpose)
-    lengths = Lengths.lognormal(given.CV, cap=given.MOST_TOKENS / given.MEAN_TOKENS)
     each = given.GROUP_SIZE * given.GROUPS // model.learner_cards
     slowest = []
     for _ in range(DRAWS):
-        slowest.append(max(_drained_s(model, mean_tokens, lengths, each, rng) for _ in range(model.learner_cards)))
+        slowest.append(max(_drained_s(model, mean_tokens, each, rng) for _ in range(model.learner_cards)))
     return sum(slowest) / len(slowest)
 
 
-def _drained_s(model: given.Model, mean_tokens: float, lengths: Lengths, count: int, rng: Random) -> float:
-    ends = sorted(mean_tokens * lengths.draw(rng) for _ in range(count))
-    seconds, done = 0.0, 0.0
-    for place, end in enumerate(ends):
-        left = count - place
-        seconds += (end - done) * left / card_tokens_per_s(model, left)
-        done = end
+def _drained_s(model: given.Model, mean_tokens: float, count: int, rng: Random) -> float:
+    """All begin at once that fit; each that ends makes room for the next. `made`: tokens of one that runs from the start on."""
+    waiting = [mean_tokens * cards.lengths().draw(rng) for _ in range(count)]
+    room = cards.users_that_fit(given.H100, model, mean_tokens)
+    running, waiting = sorted(waiting[:room]), waiting[room:]
+    seconds, made = 0.0, 0.0
+    while running:
+        end = running[0]
+        seconds += (end - made) * len(running) / cards.tokens_per_s(given.H100, model, len(running))
+        made = end
+        if waiting:
+            heapq.heapreplace(running, made + waiting.pop())
+        else:
+            heapq.heappop(running)
     return seconds
-
-
-def card_tokens_per_s(model: given.Model, users: float) -> float:
-    """An H100 with so many completions at once: the measured curve, scaled to the measured bf16 rate; flat beyond it."""
-    curve = [*given.H100_CURVE, (given.H100_BF16_USERS, given.H100_CURVE[-1][1])]
-    place = min(max(bisect_right([at for at, _ in curve], users), 1), len(curve) - 1)
-    (low, slow), (high, fast) = curve[place - 1], curve[place]
-    share = min((users - low) / (high - low), 1.0)
-    return (slow + share * (fast - slow)) * model.h100 / given.H100_CURVE[-1][1]
 
 
 def _apart(model: given.Model, mean_tokens: float) -> Point:
@@ -118,14 +115,23 @@ def assumptions() -> list[str]:
     """Beside the figure."""
     return [
         *(f"{prices.name}: {prices.source}" for prices in given.PRICES),
-        "together: all cards generate, R / cards completions each, then train; tokens per second of a card with fewer users by the"
-        " measured curve of Qwen3-8B fp8 on one H100 (214 with 1 user to 15,264 with 256, silybench-data), scaled to the bf16 rate; no time"
-        " for changing over",
+        "together: all cards generate, R / cards completions each, then train; no time for changing over",
+        "apart: whole H100s beside the learner, as many as the planned rate asks for: "
+        + "; ".join(f"{model.name}, {_cards_in_words(model)}" for model in given.MODELS),
         f"links of a worker {given.WIDE_AREA['up_mbps']:g} Mbit/s both ways, the coordinator's {given.SEEDER_MBPS:g} up, round trip"
         f" {1000 * given.RTT_S:g} ms; in the data centre 10 Gbit/s and 1 ms",
         f"apart and ECHO-2: {HOURS:g} hours of the fleet simulator, seed {given.SEED}, the fleet that activation buys; steady state, without"
         " the start; the learner is the same in all",
     ]
+
+
+def _cards_in_words(model: given.Model) -> str:
+    """How much of the last card is not needed."""
+    return ", ".join(
+        f"{given.HEADROOM * given.GROUP_SIZE * given.GROUPS * mean / model.train_s(mean) / cards.fit(given.H100, model, mean).tokens_per_s:.1f}"
+        f" at {mean:,.0f} tokens"
+        for mean in MEANS
+    )
 
 
 def table(found: list[Point]) -> list[str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from simulator.figures import assumptions as given
+from simulator.figures.cards import fit
 from simulator.fleet.outcome import Outcome
 from simulator.fleet.run import simulate
 from simulator.fleet.scenario import Scenario, parse_scenario
@@ -46,14 +47,15 @@ def job(
         "apply_s": 1.0,
         "load_s": 60.0,
     }
+    rented = fit(given.RTX4090, model, mean_tokens)
     if way.is_delta:
         tree["snapshot"]["delta_bytes"] = model.delta_bytes
     tree["fleet"] = [
         {
             "name": "rtx4090",
             "count": offered,
-            "completions_per_second": model.card_4090 / mean_tokens,
-            "slots": model.slots_4090,
+            "completions_per_second": rented.tokens_per_s / mean_tokens,
+            "slots": rented.users,
             "usd_per_hour": given.PRICES[0].rtx4090,
             "churn_per_hour": given.CHURN_PER_HOUR,
             "return_hours": 0.25,
@@ -66,6 +68,7 @@ def job(
 def centralised(model: given.Model, bound: int, *, hours: float, mean_tokens: float = given.MEAN_TOKENS) -> Scenario:
     """The same learner with H100s beside it that generate, behind data-centre links."""
     tree = _job(model, bound, hours, mean_tokens)
+    beside = fit(given.H100, model, mean_tokens)
     tree["network"]["seeder_up_mbps"] = given.DATA_CENTRE["up_mbps"]
     tree["network"]["rtt_s"] = 0.001
     tree["snapshot"] = {"keyframe_bytes": model.bf16_bytes, "apply_s": 1.0, "load_s": 60.0}
@@ -73,8 +76,8 @@ def centralised(model: given.Model, bound: int, *, hours: float, mean_tokens: fl
         {
             "name": "h100",
             "count": 16,
-            "completions_per_second": model.h100 / mean_tokens,
-            "slots": given.H100_BF16_USERS,
+            "completions_per_second": beside.tokens_per_s / mean_tokens,
+            "slots": beside.users,
             "usd_per_hour": given.PRICES[0].h100,
             **given.DATA_CENTRE,
         }

@@ -67,6 +67,7 @@ def _read_staleness(found: list[staleness.Point]) -> list[str]:
     paper, background, deltas = WAYS
     good = [bound for bound in staleness.BOUNDS if at[deltas.name, bound].ran.utilisation >= 0.97]
     good_full = [bound for bound in staleness.BOUNDS if at[background.name, bound].ran.utilisation >= 0.97]
+    cheaper = {way.name: 1 - at[way.name, 11].usd_per_step / at[way.name, 6].usd_per_step for way in (paper, deltas)}
     best_paper = max(staleness.BOUNDS, key=lambda bound: at[paper.name, bound].ran.utilisation)
     return [
         "What it says: slack hides the broadcast. With deltas the learner is busy at least 97 % of the time from S ="
@@ -74,7 +75,8 @@ def _read_staleness(found: list[staleness.Point]) -> list[str]:
         f"snapshots in the background from S = {good_full[0] if good_full else 'none'} on; workers that stand still while they load reach"
         f" {at[paper.name, best_paper].ran.utilisation:.0%} at S = {best_paper}, and for small S no fleet",
         "suffices. κ = S − 1 spends nearly all of the slack on rare publications: group completion then passes the bound (see the warning",
-        "line in `capacity.md`). Past S = 6 there is little left to gain, as the paper found.",
+        f"line in `capacity.md`). From S = 6 to 11 a step becomes {cheaper[paper.name]:.0%} cheaper where workers stand still, and"
+        f" {cheaper[deltas.name]:.0%} with deltas.",
     ]
 
 
@@ -90,8 +92,10 @@ def _read_spread(found: list[spread.Point]) -> list[str]:
         f"What it says: with equal links, 64 workers and a full snapshot a star needs {seconds(even, full, 'star', 64) / 3600:.1f} h,"
         f" a tree {seconds(even, full, 'tree', 64) / 60:.0f} min, chain and swarm {seconds(even, full, 'chain', 64) / 60:.1f} and"
         f" {seconds(even, full, 'swarm', 64) / 60:.1f} min:",
-        "the swarm is as good as the ideal chain, and its time does not grow with N. With mixed links chain and tree are as slow as their"
-        f" slowest inner member ({seconds(mixed, full, 'chain', 64) / 60:.0f} and {seconds(mixed, full, 'tree', 64) / 60:.0f} min",
+        f"the swarm needs {seconds(even, full, 'swarm', 64) / seconds(even, full, 'chain', 64) - 1:.0%} more than the ideal chain, and for 64"
+        f" workers {seconds(even, full, 'swarm', 64) / seconds(even, full, 'swarm', 1) - 1:.0%} more than for one (beyond 64 that is the formula's word). With mixed"
+        " links chain and tree are as slow as their",
+        f"slowest inner member ({seconds(mixed, full, 'chain', 64) / 60:.0f} and {seconds(mixed, full, 'tree', 64) / 60:.0f} min",
         f"at 64), the swarm uses what everybody has ({seconds(mixed, full, 'swarm', 64) / 60:.0f} min). A delta of 61 MB changes the scale:"
         f" {seconds(mixed, delta, 'swarm', 64):.1f} s over the mixed links, and even the star needs only"
         f" {seconds(mixed, delta, 'star', 64):.0f} s.",

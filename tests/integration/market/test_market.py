@@ -7,7 +7,21 @@ from typing import Any
 
 import pytest
 
-from coordinator.domain.model import Event, Job, JobState, LedgerAccount, QuoteRow, Refusal, Worker, WorkerSession, WorkerState
+from coordinator.domain.model import (
+    Event,
+    Holding,
+    Job,
+    JobState,
+    LedgerAccount,
+    LedgerEntry,
+    Posting,
+    QuoteRow,
+    Refusal,
+    Worker,
+    WorkerSession,
+    WorkerState,
+)
+from coordinator.service.ledger import spent_since
 from coordinator.service.market import Market, welcome
 from coordinator.service.market_board import UNDECIDED
 from coordinator.wire.job import BudgetConfig
@@ -309,3 +323,56 @@ async def test_who_was_lightly_loaded_is_paid_by_its_rate_at_full_load(scene: An
     await scene.work("a", 1.25, at_once=1)
     quotes = await scene.look()
     assert quotes["a"].uusd_per_million_tokens == pytest.approx(1_000_000, rel=0.01)
+
+
+async def test_a_second_job_gets_its_share_of_a_pool_that_is_too_small(scene: Any) -> None:
+    """Two workers of 5 a second, of which the first job needs 8: one goes to the second job, which nobody measured yet."""
+    await scene.job()
+    for name, usd in (("a", 0.2), ("b", 0.3)):
+        await scene.worker(name, usd)
+        await scene.work(name, 5.0)
+        await scene.put(Holding(name, JOB, 4, "d", (), scene.clock.time))
+    await scene.steps(5)
+    assert {worker: quote.job_id for worker, quote in (await scene.look()).items()} == {"a": JOB, "b": JOB}
+    first = await scene.get(Job, JOB)
+    await scene.put(replace(first, id="j2", committed_steps=0, config=first.config.model_copy(update={"name": "second"})))
+    quotes = await scene.look(after_s=60.0)
+    assert {worker: quote.job_id for worker, quote in quotes.items()} == {"a": JOB, "b": "j2"}
+    shown = scene.deps.market.shown
+    assert [[one.holds for one in shown[job].market.bidders] for job in (JOB, "j2")] == [[True, True], [False, False]]
+
+
+async def test_what_was_spent_in_the_last_hour_counts(scene: Any) -> None:
+    """1 USD/h: 0.5 were spent long ago and 1.05 in the last hour, so that 0.5 USD/h may be asked for now; an hour later all of it."""
+    await scene.job(budget={"steps": 10_000, "usd_per_hour": 1.0})
+    for name, usd in (("a", 0.45), ("b", 0.5)):
+        await scene.worker(name, usd)
+        await scene.work(name, 5.0)
+    await scene.steps(5)
+    assert set(await scene.look()) == {"a", "b"}
+    now = scene.clock.time
+    spent = [(now - 4000, 500_000), (now - 3000, 900_000), (now - 10, 150_000)]
+    total = 0
+    for number, (at, uusd) in enumerate(spent):
+        total += uusd
+        entry = f"settle/q/{number}"
+        await scene.put(
+            LedgerEntry(entry, number, "settle", JOB, "a", "q", "", at), Posting(f"spent/{JOB}", number, entry, uusd, total)
+        )
+    await scene.put(LedgerAccount(f"spent/{JOB}", Account.SPENT, JOB, "", len(spent), total))
+    assert [await scene.deps.store.read(lambda r, s=s: spent_since(r, JOB, now - s)) for s in (5000, 3600, 2000, 5)] == [
+        1_550_000,
+        1_050_000,
+        150_000,
+        0,
+    ]
+    assert set(await scene.look()) == {"a"}
+    assert "the budget allows 0.5000 USD/h" in scene.why_not("b")
+    scene.clock.time += 3600
+    for name in ("a", "b"):
+        await scene.work(name, 5.0)
+    assert set(await scene.look()) == {"a", "b"}
+
+
+async def test_who_spent_nothing_spent_nothing_in_the_last_hour(scene: Any) -> None:
+    assert await scene.deps.store.read(lambda r: spent_since(r, "nobody", 0.0)) == 0

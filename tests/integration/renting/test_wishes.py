@@ -107,3 +107,26 @@ async def test_a_provider_whose_budget_is_used_up_does_not_keep_others_from_bein
         await say(scene.deps, {name: RentingSettings(10**8, "u", "i", limits=scene.limits) for name in ("vast", "runpod")})
         await scene.renter.turn()
     assert (desk.wishes("vast")[JOB].count, desk.wishes("runpod")[JOB].count) == (0, 1)
+
+
+async def test_the_budget_an_hour_bounds_machines(scene):
+    """Three of the wanted machines would pass it: as many run as it pays, and workers' prices leave less."""
+    job = await scene.store.read(lambda r: r.get(Job, JOB))
+    price = min(offer.uusd_per_hour for offer in scene.deps.rentals.offers["vast"])
+
+    async def allow(usd_per_hour):
+        budget = job.config.budget.model_copy(update={"usd_per_hour": usd_per_hour})
+        await scene.write(replace(job, config=job.config.model_copy(update={"budget": budget})))
+
+    await allow(0.99 * price / 1e6)
+    await verdict(scene, offered=0.0)
+    await turns(scene, 8)
+    assert scene.there.world.rented() == []
+    await allow(price / 1e6)
+    await verdict(scene, offered=0.0)
+    await turns(scene, 8)
+    assert len(scene.there.world.rented()) == 1
+    (worker,) = scene.joined.values()
+    await verdict(scene, offered=4.0, bidders=[measured(scene, worker, 4.0)], active=[worker])
+    await turns(scene, 8)
+    assert len(scene.there.world.rented()) == 1

@@ -23,6 +23,7 @@ from coordinator.domain.market import (
     terms_of,
 )
 from coordinator.domain.market_money import unpayable
+from coordinator.domain.market_moves import why_it_stays
 from coordinator.domain.market_orders import timed
 from coordinator.domain.model import Job, JobState, QuoteRow
 from coordinator.wire.job import JobConfig
@@ -136,6 +137,14 @@ class TestTheCheapestSet:
         assert set(verdict.active) == {"a"}
         assert "the budget allows 0.2500 USD/h" in verdict.standby["b"]
 
+    def test_rented_machines_and_what_was_spent_too_much_count_against_the_budget_an_hour(self) -> None:
+        """0.55 USD/h for a at 0.2 and b at 0.3: not beside a machine of 0.1, nor when 0.56 were spent in the last hour (0.45 are left)."""
+        case = market(bidder("a", 0.2, 4.1), bidder("b", 0.3, 4.1), budget={"steps": 10_000, "usd_per_hour": 0.55})
+        assert set(decide([case], NOW)["j"].active) == {"a", "b"}
+        assert set(decide([replace(case, rented_uusd=100_000)], NOW)["j"].active) == {"a"}
+        assert set(decide([replace(case, hour_uusd=560_000)], NOW)["j"].active) == {"a"}
+        assert not decide([replace(case, hour_uusd=610_000)], NOW)["j"].active
+
     def test_workers_that_ask_for_no_money_are_always_active_and_their_rate_is_not_bought(self) -> None:
         verdict = decide([market(bidder("free", 0.0, 5.0), bidder("a", 0.2, 3.5), bidder("b", 0.3, 9.0))], NOW)["j"]
         assert set(verdict.active) == {"free", "a"}
@@ -247,6 +256,72 @@ class TestSeveralJobs:
         verdicts = decide([market(*pool, name="one"), market(pool[1], name="two", workers={"weight": 2.0, "headroom": 1.0})], NOW)
         assert set(verdicts["two"].active) == {"b"}
         assert set(verdicts["one"].active) == {"a"}
+
+    def test_a_job_that_comes_later_is_given_its_share_of_a_pool_that_is_too_small(self) -> None:
+        """Two workers that the first job holds and needs: one is let go, and the other job, whose learner nobody knows, has it."""
+        pool = [bidder("a", 0.2, 4.0), bidder("b", 0.3, 4.0)]
+        old = market(*(held(one) for one in pool), name="old")
+        new = market(*pool, name="new", figures=Figures())
+        verdicts = decide([old, new], NOW)
+        assert [set(verdicts[name].active) for name in ("old", "new")] == [{"a"}, {"b"}]
+        assert verdicts["old"].activation is not None
+        assert "2 jobs share the pool and it brings less" in str(verdicts["old"].activation.infeasible_because)
+        assert verdicts["old"].reason.startswith("1 worker brings 4 completions/s of 4 planned for")
+
+    def test_who_asks_for_nothing_counts_for_the_job_whose_weights_it_holds(self) -> None:
+        """It may serve both, and one engine holds one model: the other job buys what it needs."""
+        free, paid = bidder("free", 0.0, 9.0), bidder("a", 0.2, 9.0)
+        there = market(free, paid, name="there")
+        elsewhere = market(replace(free, holds=False), paid, name="elsewhere")
+        verdicts = decide([there, elsewhere], NOW)
+        assert set(verdicts["there"].active) == {"free"}
+        assert set(verdicts["elsewhere"].active) == {"free", "a"}
+        assert [verdicts[name].offered for name in ("there", "elsewhere")] == pytest.approx([9.0, 9.0], rel=0.01)
+
+    def test_what_makes_the_first_steps_of_a_job_is_left_to_it(self) -> None:
+        """The other one lacks rate, and may not take it; who asks for no money works for both."""
+        one, free = bidder("a", 0.2, 9.0), bidder("free", 0.0, 1.0)
+        new = market(held(one), held(free), name="new", figures=Figures())
+        verdicts = decide([market(one, free, name="old"), new], NOW)
+        assert set(verdicts["old"].active) == {"free"}
+        assert verdicts["old"].standby["a"].startswith("standby: ")
+        assert set(verdicts["new"].active) == {"a", "free"}
+
+    @pytest.mark.parametrize(("steps", "comes"), [(68, False), (69, True)])
+    def test_a_worker_changes_jobs_only_where_it_pays(self, steps: int, comes: bool) -> None:
+        """1.25 GB over 100 Mbit/s are 100 s, and 2 s to apply: five times that are 510 s, 63.75 steps of 8 s beyond the 5 that are done.
+
+        Both jobs need both workers; the second one's learner has them. It keeps them where the first could not use one for long enough.
+        """
+        figures = replace(FIGURES, start_bytes=1.25e9)
+        pool = [bidder(name, 0.2, 4.0, apply_s=2.0) for name in ("a", "b")]
+        cold = [replace(one, holds=False) for one in pool]
+        short = market(*cold, name="short", steps=steps, figures=figures)
+        other = market(*(held(one) for one in pool), name="other")
+        verdicts = decide([short, other], NOW)
+        assert len(verdicts["other"].active) == (1 if comes else 2)
+        assert len(verdicts["short"].active) == (1 if comes else 0)
+        assert set(decide([short], NOW)["short"].active) == {"a", "b"}  # nobody else has it
+        loading = replace(short, bidders=tuple(held(one) for one in cold))
+        assert set(decide([loading], NOW)["short"].active) == {"a", "b"}  # it is on its way already
+
+    def test_why_it_stays(self) -> None:
+        assert why_it_stays(100.0, 500.0) == ""
+        assert why_it_stays(100.0, 499.0) == (
+            "another job has it, and it would load this job's weights for 100 s of the 499 s that are left: that pays where at"
+            " least 4 times as much is left for work"
+        )
+
+    @pytest.mark.parametrize(("since", "kept"), [(499, True), (501, False)])
+    def test_a_set_that_was_loaded_is_left_alone_until_that_is_repaid(self, since: float, kept: bool) -> None:
+        """b saves 15 %; a, which another job could use, loaded 1.25 GB for 100 s when it came."""
+        figures = replace(FIGURES, start_bytes=1.25e9)
+        pool = (held(bidder("a", 0.40, 9.0)), bidder("b", 0.34, 9.0))
+        first = replace(market(*pool, figures=figures, name="first"), changed_at=NOW - since)
+        other = market(bidder("a", 0.40, 9.0), name="other", figures=Figures(), workers={"activation": "all", "weight": 0.001})
+        alone = decide([first], NOW)["first"]
+        assert set(alone.active) == {"b"}
+        assert ("a" in decide([first, other], NOW)["first"].active) == kept
 
     def test_a_trial_is_for_the_job_of_more_weight(self) -> None:
         new = fresh("new", 0.1)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.domain.market_orders import timed
-from coordinator.domain.market_trials import TRIAL_S, room, too_dear, tried_until
+from coordinator.domain.market_trials import TRIAL_S, hourly, room, too_dear, tried_until
 from coordinator.domain.model import QuoteRow
 from pricing.pool import Limits
 
@@ -68,3 +68,22 @@ def test_what_is_left_lasts_for_one_trial() -> None:
     assert room(Limits(uusd=10_000)) == 300_000
     assert room(Limits(uusd=10_000, uusd_per_hour=100_000)) == 100_000
     assert room(Limits(uusd_per_hour=100_000)) == 100_000
+
+
+def test_what_workers_may_ask_for_in_an_hour() -> None:
+    """1 USD/h: without what machines cost, and ten times less what was spent beyond it."""
+    assert hourly(1_000_000, spent_uusd=1_000_000, rented_uusd=0) == 1_000_000
+    assert hourly(1_000_000, spent_uusd=900_000, rented_uusd=400_000) == 600_000
+    assert hourly(1_000_000, spent_uusd=1_050_000, rented_uusd=0) == 500_000
+    assert hourly(1_000_000, spent_uusd=1_100_000, rented_uusd=0) == 0
+    assert hourly(1_000_000, spent_uusd=5_000_000, rented_uusd=2_000_000) == 0
+
+
+def test_pay_beyond_the_asked_price_stays_within_a_tenth_of_the_budget() -> None:
+    """All are paid a fifth more than they ask, and as much is asked as is allowed, minute by minute: no hour costs a tenth too much."""
+    minutes = [0.0] * 60
+    for _ in range(600):
+        allowed = hourly(1_000_000, spent_uusd=round(sum(minutes[-60:])), rented_uusd=0)
+        minutes.append(1.2 * allowed / 60)
+        assert sum(minutes[-60:]) <= 1_100_000
+    assert sum(minutes[-120:]) / 2 == pytest.approx(1_015_000, rel=0.02)

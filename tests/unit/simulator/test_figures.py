@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from simulator.figures import assumptions as given
-from simulator.figures import cost, spread
+from simulator.figures import cards, cost, spread
 from simulator.figures.jobs import DELTAS, PAPER, Ran, job
 
 ROOT = Path(__file__).parents[3]
@@ -23,24 +23,40 @@ def test_a_step_by_hand() -> None:
     assert given.LARGE.train_s() == pytest.approx(72.2, abs=0.1)
 
 
-@pytest.mark.parametrize(("users", "tokens"), given.H100_CURVE)
+@pytest.mark.parametrize(("users", "tokens"), given.H100.curve)
 def test_the_curve_goes_through_its_points(users: int, tokens: float) -> None:
     """Scaled to the bf16 rate, and flat beyond the last."""
-    assert cost.card_tokens_per_s(given.LARGE, users) == pytest.approx(tokens * 13_322 / 15_264)
-    assert cost.card_tokens_per_s(given.LARGE, 4000) == pytest.approx(13_322)
+    assert cards.tokens_per_s(given.H100, given.LARGE, users) == pytest.approx(tokens * 13_322 / 15_264)
+    assert cards.tokens_per_s(given.H100, given.LARGE, 4000) == pytest.approx(13_322)
 
 
 def test_the_curve_between_its_points() -> None:
-    """Half way from 64 to 128 users."""
-    assert cost.card_tokens_per_s(given.LARGE, 96) == pytest.approx((8621 + 12176) / 2 * 13_322 / 15_264)
+    """Half way from 64 to 128 users; a 4090 with the 8B model goes through its own point, and is flat beyond it."""
+    assert cards.tokens_per_s(given.H100, given.LARGE, 96) == pytest.approx((8621 + 12176) / 2 * 13_322 / 15_264)
+    at_48 = 1150 + (48 - 16) / (64 - 16) * (2954 - 1150)
+    assert cards.tokens_per_s(given.RTX4090, given.LARGE, 16) == pytest.approx(1150 / at_48 * 2380)
+    assert [cards.tokens_per_s(given.RTX4090, given.LARGE, users) for users in (48, 64)] == pytest.approx([2380, 2380])
+
+
+def test_what_fits_into_a_card() -> None:
+    """8B on 24,564 MiB: 6.78e9 bytes beside the weights; a completion of 1,500 tokens is seen at 200 + 1,500 (1 + cv²) / 2."""
+    seen = 200 + 1500 * (1 + cards.lengths().cv_squared) / 2
+    assert seen == pytest.approx(200 + 1500 * 1.49 / 2, rel=0.01)
+    assert cards.users_that_fit(given.RTX4090, given.LARGE, 1500.0) == int((0.9 * 24_564 * 2**20 - 16.4e9) / (147_456 * seen)) == 35
+    assert cards.fit(given.RTX4090, given.LARGE, 750.0).users == 48  # more would fit, and nobody measured it
+    assert cards.fit(given.RTX4090, given.LARGE, 1500.0).tokens_per_s == pytest.approx(
+        2380 * (1150 + 19 / 48 * 1804) / (1150 + 32 / 48 * 1804)
+    )
+    assert cards.fit(given.H100, given.LARGE, 1500.0).tokens_per_s == pytest.approx(13_322)
 
 
 def test_draining_takes_longer_than_the_full_rate_would() -> None:
-    """And at least as long as the longest completion alone; lengths three times as long take three times as long."""
+    """And longer than in proportion for long completions: fewer of them fit."""
     tokens = given.GROUP_SIZE * given.GROUPS * given.MEAN_TOKENS
-    full_s = tokens / given.LARGE.learner_cards / given.LARGE.h100
+    full_s = tokens / given.LARGE.learner_cards / 13_322
     assert cost.drain_s(given.LARGE, given.MEAN_TOKENS) > full_s
-    assert cost.drain_s(given.LARGE, 3000.0) == pytest.approx(2 * cost.drain_s(given.LARGE, 1500.0), rel=1e-9)
+    assert cost.drain_s(given.LARGE, 3000.0) > 2 * cost.drain_s(given.LARGE, 1500.0)
+    assert cost.drain_s(given.LARGE, 3.0) == pytest.approx(2 * cost.drain_s(given.LARGE, 1.5), rel=1e-9)  # all fit
 
 
 def test_together_by_hand() -> None:

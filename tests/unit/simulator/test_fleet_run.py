@@ -166,6 +166,46 @@ def test_a_lease_as_one_event_is_as_good_as_an_event_for_each_completion(
     assert figures["discards"] == pytest.approx(played.discards, abs=0.03)
 
 
+@pytest.mark.parametrize("load", [0.9, pytest.param(1.1, marks=pytest.mark.long)])
+def test_workers_that_stand_still_while_they_load_agree_with_the_rehearsal(load: float) -> None:
+    """Two independent pieces of code: work time against wall time here, one event a completion there. Pauses take a sixth of a period.
+
+    Inside the bound only: there the rehearsal's deliveries, of half to one and a half of the mean, cost no more than these, which are alike.
+    """
+    bound = 6
+    workers, train_s, size, groups, kappa = 20, 60.0, 16, 16, 2
+    rate = load * size * groups / train_s / workers / (1 - 1 / 6)
+    asked = scenario(
+        hours=6.0,
+        job={"group_size": size, "groups_per_step": groups, "staleness": bound, "publish_every": kappa, "train_s": train_s}
+        | {"on_update": "idle"},
+        snapshot={"keyframe_bytes": 3.6e8, "apply_s": 0.0, "load_s": 0.0},
+        market={"on": False},
+        fleet=[{"name": "a", "count": workers, "completions_per_second": rate, "slots": 16, "up_mbps": 100, "down_mbps": 300}],
+    )
+    figures = simulate(asked).figures
+    bcast_s = figures["t_bcast_s"]["mean_worker"]
+    assert 15.0 < bcast_s < 25.0
+    played = rehearse(
+        Rehearsal(
+            (Player(16, 16 / rate, bcast_s, 0.0, 1.0, Loading.IDLE),) * workers,
+            size,
+            groups,
+            bound,
+            kappa,
+            train_s,
+            0.5,
+            0.0,
+            steps=figures["steps"],
+            warm_up=0,
+        ),
+        Lengths.lognormal(0.7, cap=8.0).draw,
+        1,
+    )
+    assert figures["utilisation"] == pytest.approx(played.utilisation, abs=0.03)
+    assert figures["discards"] == pytest.approx(played.discards, abs=0.03)
+
+
 def test_without_slack_a_step_waits_for_its_rollouts() -> None:
     """S = 0: utilisation below T_train / (T_train + mean time of one completion)."""
     figures = simulate(scenario(job__staleness=0, market__on=False)).figures

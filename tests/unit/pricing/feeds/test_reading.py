@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pricing.errors import OfferRefused
 from pricing.feeds import reading
-from pricing.feeds.contract import MOST_BODY_BYTES, Answer, Failed, RentalOffer, Trouble, market_offer
+from pricing.feeds.contract import MOST_BODY_BYTES, Answer, Failed, Trouble
 from pricing.feeds.start import environment, start_script
 from pricing.feeds.static import MOST_FILE_BYTES, offers_of_file
 from pricing.feeds.vast import Vast
@@ -122,19 +122,3 @@ def test_a_machine_at_vast_ends_itself_with_its_own_key(tmp_path: Path) -> None:
     own = {"CONTAINER_ID": "77", "CONTAINER_API_KEY": "own-key", "PYTHONPATH": str(tmp_path), "PATH": os.environ["PATH"]}
     said = subprocess.run(["bash", "-c", Vast.farewell], env=own, capture_output=True, text=True, check=True).stdout
     assert said == "DELETE https://console.vast.ai/api/v0/instances/77/ Bearer own-key 30\n"
-
-
-def test_an_offer_in_the_markets_terms() -> None:
-    """A machine's links are as claimed; where nothing is claimed, as assumed."""
-    offer = RentalOffer(
-        "vast", "77", "RTX 4090", 350_000, cards=2, up_mbps=800.0, reliability=0.99, most_hours=2.0, uusd_per_gb_up=1_200
-    )
-    priced = market_offer(offer, completions_per_second=3.0, default_mbps=50.0, min_hours=0.1)
-    assert (priced.id, priced.kind, priced.uusd_per_hour, priced.completions_per_second) == (
-        "vast:77",
-        "2 x RTX 4090",
-        350_000,
-        3.0,
-    )
-    assert (priced.up_mbps, priced.down_mbps, priced.reliability, priced.available_hours) == (800.0, 50.0, 0.99, 2.0)
-    assert (priced.uusd_per_gb_up, priced.min_hours, priced.owner) == (1_200, 0.1, "vast")
