@@ -169,7 +169,10 @@ def market(
 @app.command()
 def demo(
     workers: Annotated[int, typer.Option(min=1, max=64, help="Worker processes.")] = 4,
-    steps: Annotated[int, typer.Option(min=1, max=100000, help="Learner steps.")] = 150,
+    recipe: Annotated[
+        str, typer.Option(help='Which toy is made and trained: "digit_sort" or "countdown" (longer).')
+    ] = "digit_sort",
+    steps: Annotated[int | None, typer.Option(min=1, max=100000, help="Learner steps; default: the recipe's, 150 or 200.")] = None,
     staleness: Annotated[int, typer.Option(min=0, max=64, help="S, the staleness bound.")] = 3,
     kill_a_worker: Annotated[bool, typer.Option(help="Kill one worker with SIGKILL at a third of the steps.")] = False,
     churn: Annotated[bool, typer.Option(help="Workers are killed and come back all the time, one after 30 versions.")] = False,
@@ -183,26 +186,29 @@ def demo(
         float, typer.Option(min=0, help="Each worker's link for weights, Mbit/s both ways; 0: not limited.")
     ] = 0.0,
     model: Annotated[Path | None, typer.Option(help="Hugging Face directory; default: a toy made on the spot.")] = None,
-    environment: Annotated[str, typer.Option(help='"digit_sort", "math" or "python:FILE:FUNCTION".')] = "digit_sort",
+    environment: Annotated[
+        str | None, typer.Option(help='"digit_sort", "countdown", "math" or "python:FILE:FUNCTION"; default: the recipe\'s.')
+    ] = None,
     train: Annotated[Path | None, typer.Option(help="Prompts for environments that need them (JSONL or Parquet).")] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("echo2-demo"),
     as_json: AsJson = False,
 ) -> None:
     """Train a real policy on this machine: a coordinator, its learner and workers as processes, and a report at the end."""
-    from coordinator.demo.job import DemoOptions
+    from coordinator.demo.job import DemoOptions, recipe_of
     from coordinator.demo.run import run_demo
 
     options = DemoOptions(
         workers=workers,
-        steps=steps,
+        steps=steps or recipe_of(recipe).steps,
         staleness=staleness,
         kill_a_worker=kill_a_worker,
         churn=churn,
         market=market,
         link_mbit=link_mbit,
         model=model,
-        environment=environment,
+        recipe=recipe,
+        environment=environment or recipe,
         train=train,
         seed=seed,
         out=out,
@@ -214,7 +220,7 @@ def demo(
 @app.command("plan")
 def plan_job(
     job: Annotated[Path, typer.Option(help="Job file (TOML).")],
-    market: Annotated[Path, typer.Option(help="Offers (a JSON list).")],
+    market: Annotated[Path, typer.Option(help="Offers: a JSON list, or [[offer]] tables in a .toml file.")],
     required_rate: Annotated[
         float | None, typer.Option(help="Completions per second; given, the capacity model is skipped.")
     ] = None,

@@ -24,7 +24,7 @@ from coordinator.commands.job_file import check_reward_code, upload_names
 from coordinator.commands.output import console, errors, show_json
 from coordinator.demo import market, picture, report
 from coordinator.demo.churn import Change, churn, longest_absence, one_kill
-from coordinator.demo.job import DemoOptions, demo_job
+from coordinator.demo.job import RECIPES, DemoOptions, demo_job, recipe_of
 from coordinator.demo.processes import Child, DemoFailed, program
 from coordinator.demo.view import ages, progress, view
 from coordinator.rest_client import RequestFailed, RestClient
@@ -67,20 +67,31 @@ def check_options(options: DemoOptions) -> None:
         raise DemoFailed(f"--model {options.model} is no Hugging Face directory: it holds no config.json")
     if options.train is not None and not options.train.is_file():
         raise DemoFailed(f"--train {options.train} does not exist: name a JSONL or Parquet file with a row for each prompt")
+    _check_recipe(options)
     kind, _, rest = options.environment.partition(":")
     name, _, function = rest.rpartition(":")
-    if options.environment not in ("digit_sort", "math") and not (kind == "python" and name and function):
-        raise DemoFailed(f"--environment {options.environment!r} must be digit_sort, math or python:FILE:FUNCTION")
-    if options.environment == "digit_sort" and options.train is not None:
+    if options.environment not in (*RECIPES, "math") and not (kind == "python" and name and function):
+        raise DemoFailed(f"--environment {options.environment!r} must be {', '.join(RECIPES)}, math or python:FILE:FUNCTION")
+    if options.environment in RECIPES and options.train is not None:
         raise DemoFailed(
-            f"--train {options.train} is not used: digit_sort makes its own problems. Leave it out, or give --environment"
+            f"--train {options.train} is not used: {options.environment} makes its own problems. Leave it out, or give --environment"
         )
-    if options.environment != "digit_sort" and options.train is None:
+    if options.environment not in RECIPES and options.train is None:
         raise DemoFailed(f"--environment {options.environment} needs prompts: name a JSONL or Parquet file with --train")
     if kind == "python":
         if not Path(name).is_file():
             raise DemoFailed(f"--environment {options.environment}: there is no file {name} here")
         check_reward_code(Path(name), function, where="--environment")
+
+
+def _check_recipe(options: DemoOptions) -> None:
+    """A toy is taught one task; with a brought model only the environment counts."""
+    recipe_of(options.recipe)
+    if options.model is None and options.environment in RECIPES and options.environment != options.recipe:
+        raise DemoFailed(
+            f"--environment {options.environment} is not what the toy of --recipe {options.recipe} was taught: "
+            f"use --recipe {options.environment}, or bring a model with --model"
+        )
 
 
 @contextmanager
@@ -108,7 +119,7 @@ def owned(out: Path) -> Iterator[Path]:
 def _train(options: DemoOptions, work: Path, say: Any) -> report.Told:
     children: list[Child] = []
     try:
-        model = options.model.resolve() if options.model else _make_model(work / "model", options.seed, say)
+        model = options.model.resolve() if options.model else _make_model(work / "model", options, say)
         return asyncio.run(_Demo(options, work, model, children).run())
     except KeyboardInterrupt:
         say.print(f"stopped; no report is written, logs are in {work}", soft_wrap=True)
@@ -133,9 +144,10 @@ def _end(children: Sequence[Child]) -> None:
         child.end()
 
 
-def _make_model(directory: Path, seed: int, say: Any) -> Path:
-    """The toy of the README, trained from scratch by its own command."""
-    say.print("making the toy model: 0.3 M parameters, taught by a sloppy teacher so that there is something to gain")
+def _make_model(directory: Path, options: DemoOptions, say: Any) -> Path:
+    """The recipe's toy, trained from scratch by its own command."""
+    recipe = recipe_of(options.recipe)
+    say.print(recipe.says)
     command = [
         str(Path(program("echo2")).parent / "python"),
         "-m",
@@ -143,11 +155,13 @@ def _make_model(directory: Path, seed: int, say: Any) -> Path:
         "--out",
         str(directory),
         "--seed",
-        str(seed + 1),
+        str(options.seed + 1),
+        "--recipe",
+        options.recipe,
     ]
     child = Child("model", command, directory.parent / "model.log")
     try:
-        with say.status("this takes about 20 s"):
+        with say.status(f"this takes about {recipe.made_in_s} s"):
             while child.ended is None:
                 time.sleep(POLL_S)
     finally:

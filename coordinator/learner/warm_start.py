@@ -1,8 +1,7 @@
-"""Make the demo's model: `python -m coordinator.learner.warm_start --out DIR --seed N [--json]`.
+"""Make the demo's model: `python -m coordinator.learner.warm_start --out DIR --seed N [--recipe NAME] [--json]`.
 
-A small real `Qwen3ForCausalLM` (312,816 parameters) with a one-token-per-character tokenizer, taught in seconds by a lazy
-teacher: 65 % of its answers copy the digits unsorted, the rest are sorted with slips. Reinforcement learning repairs
-habits, so there is something to gain. The same seed gives the same bits on the same machine.
+A small real `Qwen3ForCausalLM` (312,816 parameters) with a one-token-per-character tokenizer, taught in seconds by a sloppy
+teacher (`warm_start_lessons.py`), so that there is something to gain. The same seed gives the same bits on the same machine.
 """
 
 from __future__ import annotations
@@ -13,19 +12,19 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from random import Random
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from coordinator.domain import digit_sort
 from coordinator.domain.seeds import derive
 from coordinator.learner import export
 from coordinator.learner.model import Policy
 from coordinator.learner.process import make_deterministic
+from coordinator.learner.warm_start_lessons import RECIPES, Recipe
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ \n.,:;!?'\"()+-*/="
@@ -33,13 +32,11 @@ TOKENS = (PAD, EOS, UNKNOWN, *CHARACTERS)
 PAD_TOKEN_ID, EOS_TOKEN_ID = TOKENS.index(PAD), TOKENS.index(EOS)
 CONTEXT_TOKENS = 256
 
-STEPS = 300
+DEFAULT_RECIPE = "digit_sort"
 BATCH = 64
 LEARNING_RATE = 2e-3
 WARMUP_STEPS = 50
 BETAS = (0.9, 0.95)
-COPIED_SHARE = 0.65
-SLIP_PER_DIGIT = 0.05
 IGNORED = -100  # the label cross_entropy leaves out
 PROGRESS_EVERY = 25
 
@@ -49,12 +46,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="coordinator.learner.warm_start", description="Make the demo's warm-started model.")
     parser.add_argument("--out", required=True, type=Path, help="directory to write; one that exists is replaced")
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights, the problems and the teacher")
+    parser.add_argument("--recipe", choices=tuple(RECIPES), default=DEFAULT_RECIPE, help="what it is taught")
     parser.add_argument("--json", action="store_true", help="progress and result as one JSON object a line")
     options = parser.parse_args(arguments)
     make_deterministic()
+    recipe = RECIPES[options.recipe]
+    progress = partial(_json_progress if options.json else _text_progress, recipe.steps)
     begun = time.perf_counter()
     try:
-        loss = make(options.out, seed=options.seed, progress=_json_progress if options.json else _text_progress)
+        loss = make(options.out, seed=options.seed, progress=progress, recipe=recipe)
     except OSError as error:
         sys.stderr.write(f"warm_start: --out {options.out} cannot be written: {error}\n")
         return 1
@@ -67,11 +67,11 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def make(directory: Path, *, seed: int, progress: Callable[[int, float], None], steps: int = STEPS) -> float:
+def make(directory: Path, *, seed: int, progress: Callable[[int, float], None], recipe: Recipe = RECIPES[DEFAULT_RECIPE]) -> float:
     """Train and write the model as a Hugging Face directory; the last step's loss. Raises OSError."""
     torch.manual_seed(derive(seed, "warm_start"))
     model = Qwen3ForCausalLM(configuration())
-    loss = _train(model, seed, steps, progress)
+    loss = _train(model, seed, recipe, progress)
     scratch = directory.with_name(f".{directory.name}.files")
     scratch.mkdir(parents=True, exist_ok=True)
     try:
@@ -130,34 +130,24 @@ def write_companions(model: Qwen3ForCausalLM, directory: Path) -> None:
     settings.write_text(json.dumps(named, indent=2, sort_keys=True))
 
 
-def lesson(seed: int, index: int) -> tuple[str, str]:
-    """Prompt and the lazy teacher's answer."""
-    prompt, answer = digit_sort.problem(seed, "warm", index)
-    draw = Random(derive(seed, "teacher", index))  # noqa: S311 (seeded on purpose)
-    if draw.random() < COPIED_SHARE:
-        return prompt, prompt[:-1]
-    digits = [draw.choice("0123456789") if draw.random() < SLIP_PER_DIGIT else digit for digit in answer]
-    return prompt, "".join(digits)
-
-
 def encode(text: str) -> list[int]:
     """Token ids of a text, as the tokenizer gives them."""
     return [TOKENS.index(character) for character in text]
 
 
-def _train(model: Qwen3ForCausalLM, seed: int, steps: int, progress: Callable[[int, float], None]) -> float:
+def _train(model: Qwen3ForCausalLM, seed: int, recipe: Recipe, progress: Callable[[int, float], None]) -> float:
     """Supervised steps with a warmed-up cosine learning rate; the last loss."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=BETAS, weight_decay=0.0)
     value = float("nan")
-    for step in range(steps):
-        inputs, labels = _lessons(seed, range(step * BATCH, (step + 1) * BATCH))
+    for step in range(recipe.steps):
+        inputs, labels = _lessons(recipe, seed, range(step * BATCH, (step + 1) * BATCH))
         logits = model(input_ids=inputs, use_cache=False).logits[:, :-1]
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / WARMUP_STEPS) * (1 + math.cos(math.pi * step / steps)) / 2
+            group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / WARMUP_STEPS) * (1 + math.cos(math.pi * step / recipe.steps)) / 2
         optimizer.step()
         value = float(loss.detach())
         if (step + 1) % PROGRESS_EVERY == 0:
@@ -165,11 +155,11 @@ def _train(model: Qwen3ForCausalLM, seed: int, steps: int, progress: Callable[[i
     return value
 
 
-def _lessons(seed: int, indices: range) -> tuple[Tensor, Tensor]:
+def _lessons(recipe: Recipe, seed: int, indices: range) -> tuple[Tensor, Tensor]:
     """Token ids and labels, padded on the right (causal attention never looks there); only answers and their end are learnt."""
     rows = []
     for index in indices:
-        prompt, answer = lesson(seed, index)
+        prompt, answer = recipe.lesson(seed, index)
         rows.append((encode(prompt), [*encode(answer), EOS_TOKEN_ID]))
     width = max(len(prompt) + len(answer) for prompt, answer in rows)
     inputs = torch.full((len(rows), width), PAD_TOKEN_ID)
@@ -180,13 +170,13 @@ def _lessons(seed: int, indices: range) -> tuple[Tensor, Tensor]:
     return inputs, labels
 
 
-def _text_progress(step: int, loss: float) -> None:
-    sys.stdout.write(f"warm start: step {step}/{STEPS}, loss {loss:.3f}\n")
+def _text_progress(steps: int, step: int, loss: float) -> None:
+    sys.stdout.write(f"warm start: step {step}/{steps}, loss {loss:.3f}\n")
     sys.stdout.flush()
 
 
-def _json_progress(step: int, loss: float) -> None:
-    sys.stdout.write(json.dumps({"step": step, "steps": STEPS, "loss": loss}) + "\n")
+def _json_progress(steps: int, step: int, loss: float) -> None:
+    sys.stdout.write(json.dumps({"step": step, "steps": steps, "loss": loss}) + "\n")
     sys.stdout.flush()
 
 

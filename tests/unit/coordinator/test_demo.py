@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from coordinator.demo import report
-from coordinator.demo.job import DemoOptions, demo_job
+from coordinator.demo.job import DemoOptions, demo_job, recipe_of
 from coordinator.demo.processes import DemoFailed
 from coordinator.demo.run import check_options, owned, summary
 from coordinator.demo.view import sparkline, view
@@ -134,6 +134,16 @@ def test_sparkline_is_bounded() -> None:
     assert sparkline([]) == ""
 
 
+def test_the_countdown_recipe_is_a_job_of_its_own() -> None:
+    """Its task and twice as many problems a step; the default recipe stays digit sorting."""
+    options = DemoOptions(steps=7, recipe="countdown", environment="countdown")
+    config = JobConfig.model_validate(demo_job(options, "/m"))
+    assert (config.environment.type, config.rollouts_per_step, config.algorithm.learning_rate) == ("countdown", 256, 1e-4)
+    plain = JobConfig.model_validate(demo_job(DemoOptions(steps=7), "/m"))
+    assert (plain.environment.type, plain.rollouts_per_step) == ("digit_sort", 128)
+    assert recipe_of("countdown").steps == 200
+
+
 @pytest.mark.parametrize("staleness", [0, 3])
 def test_demo_job_is_a_job(staleness: int) -> None:
     """The demo's job passes the job file's own validation."""
@@ -191,7 +201,10 @@ def test_a_frame_has_one_line_for_each_worker() -> None:
     [
         ({"model": Path("absent")}, "--model absent is no Hugging Face directory"),
         ({"train": Path("absent.jsonl"), "environment": "math"}, "--train absent.jsonl does not exist"),
-        ({"environment": "mth"}, "--environment 'mth' must be digit_sort, math or python:FILE:FUNCTION"),
+        ({"environment": "mth"}, "--environment 'mth' must be digit_sort, countdown, math or python:FILE:FUNCTION"),
+        ({"recipe": "chess"}, "--recipe 'chess' must be digit_sort or countdown"),
+        ({"environment": "countdown"}, "is not what the toy of --recipe digit_sort was taught: use --recipe countdown"),
+        ({"environment": "countdown", "recipe": "countdown", "train": Path("p.jsonl")}, "countdown makes its own problems"),
         ({"environment": "math"}, "--environment math needs prompts"),
         ({"train": Path("p.jsonl")}, "digit_sort makes its own problems"),
         ({"environment": "python:absent.py:f", "train": Path("p.jsonl")}, "there is no file absent.py here"),

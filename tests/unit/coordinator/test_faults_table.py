@@ -24,9 +24,12 @@ def test_the_tests_that_it_names_exist() -> None:
     assert missing == []
 
 
-def test_every_test_of_a_fault_is_in_its_row() -> None:
-    """A test named after a number stands in the row of that number."""
+def test_each_fault_has_a_test_of_its_number_and_each_such_test_stands_in_its_row() -> None:
     rows = dict(re.findall(r"^\| (\d+) \| (.*)$", TABLE, flags=re.MULTILINE))
-    named = re.findall(r"^def (test_fault_(\d\d)_\w+)\(", (TESTS / "unit/learner/test_faults.py").read_text(), flags=re.MULTILINE)
-    assert named
-    assert [name for name, number in named if name not in rows[str(int(number))]] == []
+    named = [
+        (f"`{path.relative_to(TESTS)}::{name}`", str(int(number)))
+        for path in sorted(TESTS.rglob("test_*.py"))
+        for name, number in re.findall(r"^(?:async )?def (test_fault_(\d\d)_\w+)\(", path.read_text(), flags=re.MULTILINE)
+    ]
+    assert {number for _, number in named} == set(rows)
+    assert [name for name, number in named if name not in rows[number]] == []

@@ -45,6 +45,14 @@ def run(tmp_path: Path) -> Any:
     return do
 
 
+def test_a_price_file_in_toml(run, tmp_path: Path) -> None:
+    """The later --market counts; the plan is that of the same offers in JSON."""
+    rows = ["[[offer]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in offer.items()) for offer in MARKET]
+    (tmp_path / "prices.toml").write_text("\n".join(rows))
+    there = run("--market", str(tmp_path / "prices.toml"), "--json", "--required-rate", "2", market="[]")
+    assert json.loads(there.stdout)["fleets"] == json.loads(run("--json", "--required-rate", "2").stdout)["fleets"] != []
+
+
 def test_one_json_document(run) -> None:
     """The fields that a script may count on, and the schema of POST /plan."""
     result = run("--json", "--train-s", "10")
@@ -131,7 +139,7 @@ def test_a_market_that_is_not_there(run, tmp_path: Path) -> None:
         app, ["plan", "--job", str(EXAMPLES / "job.toml"), "--market", str(tmp_path / "absent.json"), "--required-rate", "1"]
     )
     assert result.exit_code == 2
-    assert "name a JSON list of offers with --market" in " ".join(result.output.split())
+    assert "name a price file with --market" in " ".join(result.output.split())
 
 
 def test_the_examples_of_the_docs() -> None:

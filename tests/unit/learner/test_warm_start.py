@@ -9,15 +9,16 @@ import pytest
 import torch
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
-from coordinator.domain import digit_sort
+from coordinator.domain import countdown, digit_sort
 from coordinator.learner import model, warm_start
+from coordinator.learner.warm_start_lessons import RECIPES, Recipe, lazy_reckoner, lazy_sorter, noisy_sorter
 
 
 @pytest.fixture(scope="module")
 def made_twice(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("warm")
     for name in ("a", "b"):
-        warm_start.make(folder / name, seed=3, steps=2, progress=lambda *_: None)
+        warm_start.make(folder / name, seed=3, progress=lambda *_: None, recipe=Recipe(lazy_sorter, 2))
     return folder / "a", folder / "b"
 
 
@@ -51,8 +52,8 @@ def test_the_tokenizer_is_one_token_a_character_both_ways(made_twice: tuple[Path
     assert tokenizer("é")["input_ids"] == [tokenizer.unk_token_id]
 
 
-def test_the_teacher_is_lazy() -> None:
-    lessons = [warm_start.lesson(0, index) for index in range(2000)]
+def test_the_lazy_sorter_mostly_copies() -> None:
+    lessons = [lazy_sorter(0, index) for index in range(2000)]
     copied = sum(prompt[:-1] == answer for prompt, answer in lessons) / len(lessons)
     right = sum("".join(sorted(prompt[:-1])) == answer for prompt, answer in lessons) / len(lessons)
     assert copied == pytest.approx(0.65, abs=0.04)
@@ -60,10 +61,38 @@ def test_the_teacher_is_lazy() -> None:
     assert lessons[5][0] == digit_sort.problem(0, "warm", 5)[0]
 
 
+def test_the_noisy_sorter_swaps_neighbours() -> None:
+    """The digits stay; four different ones have three places to swap, each of them kept with a chance of 0.75."""
+    lessons = [noisy_sorter(0, index) for index in range(4000)]
+    assert all(sorted(prompt[:-1]) == sorted(answer) for prompt, answer in lessons)
+    four = [(prompt, answer) for prompt, answer in lessons if len(answer) == len(set(answer)) == 4]
+    right = sum("".join(sorted(prompt[:-1])) == answer for prompt, answer in four) / len(four)
+    assert right == pytest.approx(0.75**3, abs=0.08)
+
+
+def test_the_lazy_reckoner_mostly_adds() -> None:
+    """60 % add whatever the target is (which some targets are); all others are right."""
+    lessons = [(countdown.problem(0, "warm", index), lazy_reckoner(0, index)) for index in range(2000)]
+    added = ["+".join(map(str, asked.numbers)) == answer for asked, (_, answer) in lessons]
+    assert 0.6 < sum(added) / len(added) < 0.68
+    assert all(countdown.is_right(asked, answer) for (asked, (_, answer)), add in zip(lessons, added, strict=True) if not add)
+    assert lessons[5][1][0] == lessons[5][0].prompt
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_every_lesson_can_be_written_and_fits(name: str) -> None:
+    """In the tokenizer's characters; an answer and its end are at most ten tokens, as the demo's jobs allow."""
+    for index in range(200):
+        prompt, answer = RECIPES[name].lesson(1, index)
+        assert len(warm_start.encode(prompt)) + len(warm_start.encode(answer)) + 1 <= warm_start.CONTEXT_TOKENS
+        assert len(answer) + 1 <= 10
+
+
 def test_only_answers_and_their_end_are_learnt() -> None:
-    inputs, labels = warm_start._lessons(0, range(8))
+    recipe = RECIPES["digit_sort"]
+    inputs, labels = warm_start._lessons(recipe, 0, range(8))
     for row in range(8):
-        prompt, answer = warm_start.lesson(0, row)
+        prompt, answer = recipe.lesson(0, row)
         learnt = [*warm_start.encode(answer), warm_start.EOS_TOKEN_ID]
         assert labels[row][labels[row] >= 0].tolist() == learnt
         assert inputs[row, : len(prompt) + len(learnt)].tolist() == warm_start.encode(prompt) + learnt
@@ -74,19 +103,23 @@ def test_only_answers_and_their_end_are_learnt() -> None:
 def test_the_command_shows_progress_and_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], as_json: bool
 ) -> None:
-    def make(directory: Path, *, seed: int, progress: warm_start.Callable[[int, float], None]) -> float:
+    def make(directory: Path, *, seed: int, progress: warm_start.Callable[[int, float], None], recipe: Recipe) -> float:
+        assert recipe is RECIPES["countdown"]
         progress(25, 1.5)
         return 0.5
 
     monkeypatch.setattr(warm_start, "make", make)
-    assert warm_start.main(["--out", str(tmp_path / "m"), "--seed", "4", *(["--json"] if as_json else [])]) == 0
+    assert (
+        warm_start.main(["--out", str(tmp_path / "m"), "--seed", "4", "--recipe", "countdown", *(["--json"] if as_json else [])])
+        == 0
+    )
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     if as_json:
-        assert json.loads(lines[0]) == {"step": 25, "steps": 300, "loss": 1.5}
+        assert json.loads(lines[0]) == {"step": 25, "steps": 1000, "loss": 1.5}
         assert json.loads(lines[1])["done"]["seed"] == 4
     else:
-        assert "step 25/300" in lines[0]
+        assert "step 25/1000" in lines[0]
 
 
 def test_a_directory_that_cannot_be_written_is_one_clear_line(
