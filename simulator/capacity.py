@@ -34,6 +34,7 @@ class Kind:
     bcast: float = 1.0  # times the fleet's delay
     admitted: float = 1.0
     loading: Loading = Loading.KEEP
+    apply: float = 0.02  # of the delay: standing still
 
 
 MIXES: dict[str, tuple[Kind, ...]] = {
@@ -43,6 +44,12 @@ MIXES: dict[str, tuple[Kind, ...]] = {
     "many": (Kind(1),) * 16,
     "idle": (Kind(1, loading=Loading.IDLE),) * 4,
     "blend": (Kind(2, 2.0), Kind(1, loading=Loading.IDLE), Kind(1, 0.7, admitted=0.85, loading=Loading.IDLE)),
+}
+PAUSING: dict[str, tuple[Kind, ...]] = {  # mixes that stand still for long at a publication
+    "idle": MIXES["idle"],
+    "blend": MIXES["blend"],
+    "abort": (Kind(1, loading=Loading.ABORT),) * 4,
+    "slow apply": (Kind(1, apply=0.5),) * 4,
 }
 SHAPES = ((4, 8), (8, 16), (16, 16))  # (G, B): R = 32, 128, 256
 TRAIN_S = (10.0, 60.0)
@@ -105,12 +112,12 @@ def grid() -> list[Case]:
     return cases
 
 
-def inputs_of(case: Case, load: float) -> tuple[CapacityInputs, bool]:
-    """The fleet that gives `load` times the required rate, as it would be measured; whether one exists."""
-    job = JobShape(case.group_size, case.groups_per_step, case.bound, case.kappa)
+def inputs_of(case: Case, load: float, *, is_auto: bool = False) -> tuple[CapacityInputs, bool]:
+    """The fleet that gives `load` times the required rate, as it would be measured; whether one exists. `is_auto`: kappa by its default."""
+    job = JobShape(case.group_size, case.groups_per_step, case.bound, "auto" if is_auto else case.kappa)
     lengths = Lengths.lognormal(TAILS[case.tail], cap=CAP)
     bcast_s, generation_s = case.bcast * case.train_s, case.generation * case.train_s
-    kinds = MIXES[case.mix]
+    kinds = (MIXES | PAUSING)[case.mix]
     workers = tuple(_worker(f"w{i}", kind, 1, generation_s / kind.speed, bcast_s) for i, kind in enumerate(kinds))
     p95_s = bcast_s * P95_OF_MEAN * max(kind.bcast for kind in kinds)
     inputs = CapacityInputs(job, case.train_s, p95_s, 0.01 * case.train_s, lengths, workers)
@@ -129,7 +136,7 @@ def _worker(name: str, kind: Kind, slots: int, generation_s: float, bcast_s: flo
         generating=Estimate(slots / generation_s),
         admitted=Estimate(kind.admitted),
         bcast_s=bcast_s * kind.bcast,
-        apply_s=0.0 if kind.loading is Loading.IDLE else 0.02 * bcast_s * kind.bcast,
+        apply_s=0.0 if kind.loading is Loading.IDLE else kind.apply * bcast_s * kind.bcast,
         loading=kind.loading,
     )
 

@@ -33,6 +33,7 @@ class JailedPlanes:
             eval=None if environment.eval is None else files[environment.eval],
             code=None if code is None else files[code],
             files=files,
+            new_tokens=job.config.sampling.max_new_tokens,
         )
         return JailedDataPlane(spec, processes=self._processes)
 

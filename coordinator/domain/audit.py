@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from coordinator.domain.audit_turns import turn_findings
 from coordinator.domain.model import (
     Batch,
     BatchState,
@@ -24,6 +25,7 @@ from coordinator.domain.model import (
     Refusal,
     Rollout,
     RolloutState,
+    Turn,
 )
 from coordinator.domain.staleness import StalenessError, staleness
 from coordinator.domain.states import TERMINAL
@@ -64,7 +66,7 @@ class _Rows:
         return self.job.state in TERMINAL[JobState]
 
 
-def audit(
+def audit(  # noqa: PLR0913 (rows of different kinds)
     job: Job,
     groups: Sequence[Group],
     rollouts: Sequence[Rollout],
@@ -72,6 +74,7 @@ def audit(
     batches: Sequence[Batch],
     publications: Sequence[Publication],
     refusals: Sequence[Refusal],
+    turns: Sequence[Turn] = (),
 ) -> Audit:
     """Check the rows of one job. Rows of any other job are an error of the caller and are found too."""
     by_number: dict[int, list[Rollout]] = {}
@@ -86,7 +89,7 @@ def audit(
         publications=publications,
     )
     findings = (
-        *_foreign(job, (*groups, *rollouts, *leases, *batches, *publications)),
+        *_foreign(job, (*groups, *rollouts, *leases, *batches, *publications, *turns)),
         *_numbering(groups),
         *_slots(rows, rollouts),
         *_outcomes(rows),
@@ -94,12 +97,14 @@ def audit(
         *_bound(rows),
         *_rolled_back(rows),
         *_pending(rows),
+        *turn_findings(rollouts, rows.leases, turns),
         *_refusals(refusals),
     )
-    return Audit(not findings, findings, _counts(groups, rollouts, batches, refusals))
+    counts = _counts(groups, rollouts, batches, refusals) | ({"turns": len(turns)} if turns else {})
+    return Audit(not findings, findings, counts)
 
 
-def _foreign(job: Job, rows: Iterable[Group | Rollout | Lease | Batch | Publication]) -> Iterator[str]:
+def _foreign(job: Job, rows: Iterable[Group | Rollout | Lease | Batch | Publication | Turn]) -> Iterator[str]:
     for row in rows:
         if row.job_id != job.id:
             yield f"{type(row).__name__.lower()} row of job {row.job_id} among the rows of job {job.id}"

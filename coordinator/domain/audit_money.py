@@ -20,6 +20,7 @@ from coordinator.domain.model import (
     QuoteRow,
     Refusal,
     Rollout,
+    Turn,
 )
 from pricing.ledger import BELOW_ZERO, Account, Kind, name
 from pricing.money import usd_to_uusd
@@ -38,7 +39,9 @@ class Money:
     earned: Mapping[str, int]  # micro-USD by worker of the job, over all jobs
 
 
-def audit_money(rows: Money, rollouts: Sequence[Rollout], leases: Sequence[Lease], refusals: Sequence[Refusal]) -> tuple[str, ...]:
+def audit_money(
+    rows: Money, rollouts: Sequence[Rollout | Turn], leases: Sequence[Lease], refusals: Sequence[Refusal]
+) -> tuple[str, ...]:
     """Findings, each in words; none: law 7 holds."""
     return (
         *_entries(rows),
@@ -128,7 +131,9 @@ def _compensated(rows: Money) -> Counter[str]:
     return taken
 
 
-def _paid_once(rows: Money, rollouts: Sequence[Rollout], leases: Sequence[Lease], refusals: Sequence[Refusal]) -> Iterator[str]:
+def _paid_once(
+    rows: Money, rollouts: Sequence[Rollout | Turn], leases: Sequence[Lease], refusals: Sequence[Refusal]
+) -> Iterator[str]:
     """Of a closed quote: its tokens are those of the rollouts accepted under it, and of the refusals that it pays, each once."""
     quote_of: dict[str, str] = {lease.id: lease.quote_id for lease in leases if lease.quote_id is not None}
     tokens: Counter[str] = Counter()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from coordinator.domain.model import Group, GroupState, Rollout, RolloutState
 from coordinator.domain.staleness import last_step
+from coordinator.domain.turns import has_tokens, is_under_way
 
 ZERO_VARIANCE = 1e-6
 TOO_FEW_SCORED = "too_few_scored"
@@ -19,7 +20,6 @@ SCORED_AT_LEAST = 2  # an advantage is relative to the others of the group
 
 _OUTCOMES = frozenset({RolloutState.SCORED, RolloutState.UNSCORED, RolloutState.GRADER_FAILED, RolloutState.GRADER_TIMEOUT})
 _ANSWERED = _OUTCOMES | {RolloutState.ACCEPTED}
-_UNDER_WAY = frozenset({RolloutState.LEASED, RolloutState.ACCEPTED})
 _MISSING = frozenset({RolloutState.OPEN, RolloutState.LEASED})
 
 
@@ -51,7 +51,7 @@ def close(group: Group, rollouts: Sequence[Rollout], *, min_group: int | None) -
     needed = max(SCORED_AT_LEAST, min_group or 0)
     if outcomes == group.size:
         return _closed(group, rollouts, scored, needed)
-    under_way = any(rollout.state in _UNDER_WAY for rollout in rollouts)
+    under_way = any(is_under_way(rollout) for rollout in rollouts)
     if min_group is None or under_way or scored < needed:
         return None
     return Closing(GroupState.READY, f"closed short: {scored} of {group.size} slots scored, min_group is {min_group}")
@@ -100,6 +100,11 @@ def died(group: Group, rollouts: Sequence[Rollout], *, step: int, bound: int, ne
             f"{last_step(newest_version, bound)}; the learner is at step {step}"
         )
     return None
+
+
+def ends_void(rollouts: Sequence[Rollout]) -> bool:
+    """Whether a group that ends now ends void: nothing of it was ever accepted, no turn of a slot either."""
+    return all(rollout.state in _MISSING and not has_tokens(rollout) for rollout in rollouts)
 
 
 def is_zero_variance(rewards: Sequence[float | None]) -> bool:

@@ -60,7 +60,7 @@ class GroupState(StrEnum):
 
 
 class RolloutState(StrEnum):
-    """One (group, slot). ACCEPTED is the settlement; grading then gives the outcome."""
+    """One (group, slot). ACCEPTED is the settlement; grading then gives the outcome, or the environment's next turn opens the slot again."""
 
     OPEN = "open"
     LEASED = "leased"
@@ -131,7 +131,11 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One slot of a group, from issue to outcome."""
+    """One slot of a group, from issue to outcome.
+
+    With several turns the row is the newest one: what a lease settles, and where its tokens lie. The turns before it are `Turn` rows;
+    `oldest_version`, `newest_version` and `digests` are over all of them.
+    """
 
     group_id: str
     slot: int
@@ -154,6 +158,28 @@ class Rollout:
     detail: str = ""  # the grader's words
     accepted_at: float | None = None
     graded_at: float | None = None
+    turn: int = 0  # counts from 0
+    preceding: int = 0  # tokens between the prompt and this turn
+    continued_at: float | None = None  # when the environment asked for this turn; None: it is the first
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A turn of a slot that is over: settled and paid once, by its lease. Never changed."""
+
+    group_id: str
+    slot: int
+    turn: int
+    job_id: str
+    lease_id: str
+    worker_id: str
+    blob: str  # digest of the submission's stored body
+    blob_start: int
+    length: int  # sampled tokens
+    stop_reason: str
+    generate_s: float
+    accepted_at: float
+    token_ids: tuple[int, ...]  # the sampled ones, then those that the environment placed before the next turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +203,7 @@ class Lease:
     closed_at: float | None = None
     quote_id: str | None = None  # what its work is paid by; None: granted before there were quotes
     tokens: int | None = None  # accepted under it, once every slot settled; None: its rollouts tell
+    max_new_tokens: int | None = None  # of a turn, where that is less than the job's; None: the job's
 
 
 @dataclass(frozen=True, slots=True)

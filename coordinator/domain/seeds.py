@@ -19,9 +19,9 @@ def derive(seed: int, *parts: str | int) -> int:
     return int.from_bytes(state.digest()[:8], "little") >> 1
 
 
-def slot_seed(job_seed: int, group_number: int, slot: int) -> int:
-    """The sampling seed of a slot; the attempt is deliberately not part of it."""
-    return derive(job_seed, "slot", group_number, slot)
+def slot_seed(job_seed: int, group_number: int, slot: int, turn: int = 0) -> int:
+    """The sampling seed of a slot's turn; the attempt is deliberately not part of it."""
+    return derive(job_seed, "slot", group_number, slot, *([turn] if turn else []))
 
 
 def prompt_index(job_seed: int, number: int, prompts: int | None) -> int:

@@ -155,6 +155,7 @@ GROUP: Final[Table[GroupState]] = {
     GroupState.VOID: {},
 }
 
+# Environments with several turns lead an accepted slot back to OPEN, once a turn (`domain.turns`).
 ROLLOUT: Final[Table[RolloutState]] = {
     RolloutState.OPEN: {"leased": RolloutState.LEASED, "group_ended": RolloutState.VOID},
     RolloutState.LEASED: {
@@ -167,6 +168,8 @@ ROLLOUT: Final[Table[RolloutState]] = {
         "unscored": RolloutState.UNSCORED,
         "grader_failed": RolloutState.GRADER_FAILED,
         "grader_timed_out": RolloutState.GRADER_TIMEOUT,
+        "continued": RolloutState.OPEN,
+        "group_ended": RolloutState.VOID,
     },
     RolloutState.SCORED: {},
     RolloutState.UNSCORED: {},
@@ -225,7 +228,7 @@ TIMERS: Final[Mapping[type[StrEnum], Mapping[StrEnum, str]]] = {
     RolloutState: {
         RolloutState.OPEN: "its group's last step (groups.died)",
         RolloutState.LEASED: "its lease's wall deadline (leases.ending)",
-        RolloutState.ACCEPTED: "environment.grade_timeout_s",
+        RolloutState.ACCEPTED: "environment.grade_timeout_s (a turn's too)",
     },
     BatchState: {BatchState.SEALED: "the deadline of the learner's step (JobLimits.no_progress_s)"},
     PublicationState: {PublicationState.PUBLISHED: "the end of the last lease and holding (publication.retired)"},

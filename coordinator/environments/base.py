@@ -128,12 +128,20 @@ class EnvironmentSpec:
     difficulty_column: str = "pass_rate"
     bands: Sequence[Band] = ()
     grade_timeout_s: float = 15.0
+    max_turns: int = 1
+    new_tokens: int = 1024  # after the prompt, in all turns
+    tool_parser: str = "hermes"
 
     @property
     def runs_author_code(self) -> bool:
         """Whether loading the environment executes a file that the job's author brought."""
         types = [self.type, *(reward.type for reward in self.rewards), *(source.type for source in self.sources)]
         return any(kind.startswith("python:") for kind in types)
+
+    @property
+    def runs_programs(self) -> bool:
+        """Whether completions are programs, which are run."""
+        return "code" in (self.type, *(source.type for source in self.sources))
 
     def readable(self) -> list[str]:
         """Every path that the child must read."""

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from coordinator.environments.author_code import load_function
 from coordinator.environments.base import Completion, Environment, EnvironmentBroken, EnvironmentSpec, PromptValue, Scores
+from coordinator.environments.code_tasks import Code, row_tests
+from coordinator.environments.countdown import Countdown
 from coordinator.environments.datasets import Dataset, Row, Rows
 from coordinator.environments.digit_sort import DigitSort
+from coordinator.environments.guess_number import GuessNumber
 from coordinator.environments.math import Math, reference_answer
 from coordinator.environments.mixture import Curriculum, Mixture, Source
 from coordinator.environments.python_reward import PythonReward
+from coordinator.environments.python_rollout import PythonRollout, is_rollout
 from coordinator.environments.reasoning_gym_tasks import ReasoningGym
+from coordinator.environments.verifiers_rollouts import VerifiersRollouts
 from coordinator.environments.verifiers_tasks import Verifiers
 from coordinator.environments.verl_reward import VerlReward, is_verl
 from coordinator.environments.weighted import Part, Weighted
 
-KINDS = "'digit_sort', 'math', 'dataset', 'reasoning_gym:NAME', 'verifiers:PACKAGE' or 'python:FILE:FUNCTION'"
+KINDS = "'digit_sort', 'countdown', 'guess_number', 'math', 'code', 'dataset', 'reasoning_gym:NAME', 'verifiers:PACKAGE' or 'python:FILE:FUNCTION'"
+OWN_TASKS: Mapping[str, Callable[[int], Environment]] = {
+    "digit_sort": DigitSort,
+    "countdown": Countdown,
+    "guess_number": GuessNumber,
+}  # made by the seed alone
 Splits = Mapping[str, Rows]
 
 
@@ -63,16 +73,20 @@ def _prompts(spec: EnvironmentSpec) -> tuple[Splits, Environment]:
     if spec.options:
         raise EnvironmentBroken(f"environment.options is set, and {spec.type!r} takes none: remove it")
     kinds = [reward.type for reward in spec.rewards] or [spec.type]
-    splits = _datasets(spec, is_math="math" in kinds)
+    if "code" in (spec.type, *kinds) and spec.rewards:
+        raise EnvironmentBroken("environment.type 'code' scores by its tests alone: remove environment.rewards")
+    splits = _datasets(spec, kinds)
     return splits, _RowsOnly(splits) if spec.rewards or spec.type == "dataset" else _scorer(spec, spec.type, splits)
 
 
 def _procedural(spec: EnvironmentSpec) -> Environment | None:
     kind, _, name = spec.type.partition(":")
-    if spec.type == "digit_sort" and not spec.options:
-        return DigitSort(spec.seed)
+    if spec.type in OWN_TASKS and not spec.options:
+        return OWN_TASKS[spec.type](spec.seed)
     if kind == "reasoning_gym":
         return ReasoningGym(name, seed=spec.seed, options=spec.options, limit_s=spec.grade_timeout_s)
+    if kind == "verifiers" and spec.max_turns > 1:
+        return VerifiersRollouts(name, options=spec.options)
     if kind == "verifiers":
         return Verifiers(name, options=spec.options, limit_s=spec.grade_timeout_s)
     return None
@@ -96,11 +110,13 @@ def _is_own(spec: EnvironmentSpec, kind: str) -> bool:
 
 
 def _makes_problems(kind: str) -> bool:
-    return kind == "digit_sort" or kind.startswith(("reasoning_gym:", "verifiers:"))
+    return kind in OWN_TASKS or kind.startswith(("reasoning_gym:", "verifiers:"))
 
 
 def _scorer(spec: EnvironmentSpec, kind: str, splits: Splits) -> Environment:
     """What scores rows."""
+    if kind == "code":
+        return Code(splits)
     if kind == "math":
         return Math(splits, answer_column=spec.answer_column, limit_s=spec.grade_timeout_s)
     if not kind.startswith("python:"):
@@ -109,7 +125,7 @@ def _scorer(spec: EnvironmentSpec, kind: str, splits: Splits) -> Environment:
 
 
 def _check_known(kind: str) -> None:
-    if kind in ("math", "dataset") or _makes_problems(kind):
+    if kind in ("math", "code", "dataset") or _makes_problems(kind):
         return
     prefix, _, rest = kind.partition(":")
     if prefix != "python":
@@ -132,21 +148,29 @@ def _python(spec: EnvironmentSpec, kind: str, splits: Splits) -> Environment:
     file_name, _, function = kind.partition(":")[2].rpartition(":")
     code = Path(spec.codes.get(file_name, spec.code or ""))
     loaded = load_function(code, function)
+    if is_rollout(loaded):
+        if kind != spec.type:
+            raise EnvironmentBroken(f"environment.rewards names {kind!r}, which plays whole rollouts: set environment.type to it")
+        return PythonRollout(splits, loaded, file_name=code.name)
     if is_verl(loaded):
         return VerlReward(splits, loaded, file_name=code.name, answer_column=spec.answer_column)
     return PythonReward(splits, loaded, file_name=code.name)
 
 
-def _datasets(spec: EnvironmentSpec, *, is_math: bool) -> dict[str, Dataset]:
+def _datasets(spec: EnvironmentSpec, kinds: Sequence[str]) -> dict[str, Dataset]:
     if spec.train is None:
         raise EnvironmentBroken(f"environment.train is absent; {spec.type.partition(':')[0]!r} needs a JSONL or Parquet file")
     files = {"train": spec.train} | ({"eval": spec.eval} if spec.eval else {})
-    check = partial(_check_answer, spec.answer_column) if is_math else None
+    check = partial(_check_answer, spec.answer_column) if "math" in kinds else _check_tests if "code" in kinds else None
     return {split: Dataset(Path(path), prompt_column=spec.prompt_column, check=check) for split, path in files.items()}
 
 
 def _check_answer(column: str, row: Row) -> None:
     reference_answer(row, column)
+
+
+def _check_tests(row: Row) -> None:
+    row_tests(row)
 
 
 class _RowsOnly:

@@ -12,11 +12,16 @@ import select
 import socket
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coordinator.environments.base import Completion, Environment, EnvironmentBroken, EnvironmentSpec, Scores, bounded, spec_from
 from coordinator.environments.jail import JailLimits, JailPlan, JailReport, allow_cpu, apply
 from coordinator.environments.link import ChildLink, LinkBroken
+from coordinator.service.ports import PlayedTurn
+
+if TYPE_CHECKING:  # what an environment needs loads only in the jail
+    from coordinator.environments.episodes import Episodic
+    from coordinator.environments.replay import Asked
 
 KEPT_VARIABLES = ("LANG", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TOKENIZERS_PARALLELISM", "ARROW_DEFAULT_MEMORY_POOL")
 Request = dict[str, Any]
@@ -29,12 +34,14 @@ class Desk:
         from coordinator.environments.rendering import Renderer
 
         self._environment = environment
+        self._spec = spec
         self._renderer = Renderer(
             Path(spec.tokenizer_dir), system_prompt=spec.system_prompt, use_chat_template=spec.use_chat_template
         )
+        _check_turns(environment, spec)
         for split in ("train", "eval"):
             if environment.size(split) != 0:
-                self._renderer.render(environment.prompt(split, 0))
+                self._prompt(split, 0)
 
     def info(self) -> dict[str, object]:
         return {
@@ -52,6 +59,8 @@ class Desk:
                     return {"prompts": [self._prompt(request["split"], index) for index in request["indices"]]}
                 case "grade":
                     return self._grade(request)
+                case "play":
+                    return self._play(request)
                 case "decode":
                     return {"texts": [self._renderer.decode(ids) for ids in request["completions"]]}
                 case other:
@@ -60,14 +69,69 @@ class Desk:
             return {"error": bounded(f"{type(error).__name__}: {error}")}
 
     def _prompt(self, split: str, index: int) -> list[object]:
-        ids, text = self._renderer.render(self._environment.prompt(split, index))
-        return [index, ids, text]
+        from coordinator.environments.episodes import is_episodic, leaf
+
+        part, inner = leaf(self._environment, split, index)
+        if not is_episodic(part):
+            ids, text = self._renderer.render(part.prompt(split, inner))
+            return [index, ids, text]
+        opening = self._look(part, split, inner, [], None)
+        if isinstance(opening, Scores):
+            words = opening.outcomes[0].detail or "the function returned without asking the model"
+            raise EnvironmentBroken(f"rollout {index} of split {split!r} has no first request: {words}")
+        return [index, list(opening.token_ids), opening.text]
+
+    def _play(self, request: Request) -> dict[str, object]:
+        """What the environment makes of one record: its answer's tokens, or the outcome."""
+        from coordinator.environments.episodes import is_episodic, leaf
+
+        split, turns = request["split"], [PlayedTurn(tuple(ids), stop, tuple(placed)) for ids, stop, placed in request["turns"]]
+        part, inner = leaf(self._environment, split, request["index"])
+        if not is_episodic(part):
+            return self._grade({**request, "completions": [turns[0].token_ids]})
+        said = self._look(part, split, inner, turns, request["prompt_ids"])
+        if not isinstance(said, Scores):
+            return {"placed": list(said.token_ids)}
+        text = self._renderer.decode([token for turn in turns for token in (*turn.token_ids, *turn.placed)], specials=True)
+        graded = [[one.kind, one.reward, text, one.detail] for one in said.outcomes]
+        return {"graded": graded, "metrics": dict(said.metrics), "spent": said.is_spent}
+
+    def _look(
+        self, part: Episodic, split: str, index: int, turns: list[PlayedTurn], prompt_ids: list[int] | None
+    ) -> Asked | Scores:
+        from coordinator.environments.episodes import look
+        from coordinator.environments.replay import PlayLimits, Replay
+
+        spec = self._spec
+        limits = PlayLimits(spec.max_turns, spec.new_tokens)
+        replay = Replay(self._renderer, turns, limits, tool_parser=spec.tool_parser, prompt_ids=prompt_ids)
+        return look(part, split, index, replay, seed=spec.seed, limit_s=spec.grade_timeout_s)
 
     def _grade(self, request: Request) -> dict[str, object]:
+        from coordinator.environments.code_tasks import Code, program_of
+        from coordinator.environments.episodes import leaf
+
         done = [Completion(ids, self._renderer.decode(ids)) for ids in request["completions"]]
+        part, inner = leaf(self._environment, request["split"], request["index"])
+        if isinstance(part, Code):  # the parent runs them, each in a process of its own
+            programs = [program_of(one.text) for one in done]
+            return {"programs": programs, "tests": part.tests(request["split"], inner), "texts": [one.text for one in done]}
         scores: Scores = self._environment.score(request["split"], request["index"], done)
         graded = [[one.kind, one.reward, text.text, one.detail] for one, text in zip(scores.outcomes, done, strict=True)]
         return {"graded": graded, "metrics": dict(scores.metrics), "spent": scores.is_spent}
+
+
+def _check_turns(environment: Environment, spec: EnvironmentSpec) -> None:
+    """Raise EnvironmentBroken unless the job allows turns exactly when the environment takes them."""
+    from coordinator.environments.episodes import has_episodes
+
+    plays = has_episodes(environment)
+    if plays and spec.max_turns == 1:
+        raise EnvironmentBroken(f"environment.type {spec.type!r} takes several turns: set environment.max_turns (8, say)")
+    if not plays and spec.max_turns > 1:
+        raise EnvironmentBroken(
+            f"environment.max_turns is {spec.max_turns}, and {spec.type!r} asks for one completion only: remove it"
+        )
 
 
 def main() -> None:
@@ -84,19 +148,18 @@ def main() -> None:
         return
     desk = _start(link, request, arguments.parent, arguments.link)
     if desk is not None:
-        _end_with(connection)
+        end_with(connection)
         _serve(link, desk)
 
 
 def _start(link: ChildLink, request: Request, parent: int, link_fd: int) -> Desk | None:
     """Jail, build, report. None when the environment is broken (and the words were sent)."""
     spec = spec_from(request["spec"])
-    _close_others(link_fd)
-    os.environ.clear()
-    os.environ.update({name: request["variables"][name] for name in KEPT_VARIABLES if name in request["variables"]})
+    close_others(link_fd)
+    keep_variables(request["variables"])
     report = apply(_plan(request, spec, parent))
     try:
-        if spec.runs_author_code and not report.confines_author_code:
+        if (spec.runs_author_code or spec.runs_programs) and not report.confines_author_code:
             raise EnvironmentBroken(_refusal(report))
         allow_cpu(request["cpu_s"])
         desk = Desk(build_environment_in_jail(spec), spec)
@@ -125,7 +188,7 @@ def _plan(request: Request, spec: EnvironmentSpec, parent: int) -> JailPlan:
 
 def _refusal(report: JailReport) -> str:
     return (
-        "the environment runs Python that came with the job, and this host can neither cut its network off nor filter its system "
+        "the environment runs Python that came with the job, or that the model wrote, and this host can neither cut its network off nor filter its system "
         f"calls ({'; '.join(report.missing)}): allow unprivileged user namespaces or seccomp on the host, or use a built-in environment"
     )
 
@@ -140,13 +203,19 @@ def _serve(link: ChildLink, desk: Desk) -> None:
             link.send({"id": request["id"], "error": str(error)})
 
 
-def _close_others(link_fd: int) -> None:
+def keep_variables(given: dict[str, str]) -> None:
+    """Of the environment, keep what libraries need and nothing else."""
+    os.environ.clear()
+    os.environ.update({name: given[name] for name in KEPT_VARIABLES if name in given})
+
+
+def close_others(link_fd: int) -> None:
     """Keep standard streams and the link alone."""
     os.closerange(3, link_fd)
     os.closerange(link_fd + 1, os.sysconf("SC_OPEN_MAX"))
 
 
-def _end_with(connection: socket.socket) -> None:
+def end_with(connection: socket.socket) -> None:
     """End the process as soon as the parent's end closes, whatever author code is doing."""
 
     def watch() -> None:

@@ -54,6 +54,16 @@ class Mixture:
             return scores
         return Scores(scores.outcomes, {**scores.metrics, f"source/{source.label}": sum(rewards) / len(rewards)}, scores.is_spent)
 
+    @property
+    def parts(self) -> list[Environment]:
+        """The sources' environments."""
+        return [source.environment for source in self._sources]
+
+    def at(self, split: str, index: int) -> tuple[Environment, int]:
+        """Which environment makes a prompt, and its index there."""
+        source, inner = self._place(split, index)
+        return source.environment, inner
+
     def _place(self, split: str, index: int) -> tuple[Source, int]:
         check_index(split, index, self.size(split))
         if split == "eval":
@@ -96,6 +106,15 @@ class Curriculum:
 
     def score(self, split: str, index: int, completions: Sequence[Completion]) -> Scores:
         return self._environment.score(split, self._place(split, index), completions)
+
+    @property
+    def parts(self) -> list[Environment]:
+        """The one environment."""
+        return [self._environment]
+
+    def at(self, split: str, index: int) -> tuple[Environment, int]:
+        """The environment, and the prompt's index there."""
+        return self._environment, self._place(split, index)
 
     def _place(self, split: str, index: int) -> int:
         check_index(split, index, self.size(split))

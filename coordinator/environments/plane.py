@@ -7,6 +7,7 @@ share of such outcomes is watched, and `alarm()` says when it passes the limit.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,8 @@ from coordinator.environments.jail import JailLimits, JailReport
 from coordinator.environments.link import LinkBroken
 from coordinator.environments.pool import Pool, PoolFull, PoolSettings
 from coordinator.environments.process import ChildLost
-from coordinator.service.ports import EnvironmentInfo, Graded, Prompt
+from coordinator.environments.programs import CannotRun, Programs
+from coordinator.service.ports import Continued, EnvironmentInfo, Graded, PlayedTurn, Prompt
 from coordinator.wire.environment import EnvironmentConfig, SourceConfig
 
 __all__ = ["DataPlaneSpec", "EnvironmentBroken", "JailedDataPlane", "PoolFull"]
@@ -58,6 +60,7 @@ class DataPlaneSpec:
     eval: Path | None = None
     code: Path | None = None
     files: Mapping[str, Path] = field(default_factory=dict)
+    new_tokens: int = 1024  # sampling.max_new_tokens: what may follow a prompt in all
 
     def for_child(self) -> EnvironmentSpec:
         """The plain values that a child needs; paths are made absolute."""
@@ -83,6 +86,9 @@ class DataPlaneSpec:
             difficulty_column=config.difficulty_column,
             bands=[Band(stage.low, stage.high, stage.until_group) for stage in config.curriculum],
             grade_timeout_s=config.grade_timeout_s,
+            max_turns=config.max_turns,
+            new_tokens=self.new_tokens,
+            tool_parser=config.tool_parser,
         )
 
     def _source(self, place: int, source: SourceConfig) -> SourceSpec:
@@ -111,9 +117,11 @@ class JailedDataPlane:
         settings: PoolSettings | None = None,
     ) -> None:
         self._grade_timeout_s = spec.environment.grade_timeout_s
+        self._max_turns, self._new_tokens = spec.environment.max_turns, spec.new_tokens
         chosen = settings or PoolSettings(processes=processes)
         child = spec.for_child()
         self._pool = Pool(child, limits or JailLimits(), chosen)
+        self._programs = Programs(limits or JailLimits(), at_once=chosen.processes)
         self._is_scored_apart = not child.runs_author_code  # else a function may look at all completions of a prompt together
         self._is_closed = False
         self._tries = chosen.processes + 1
@@ -161,13 +169,48 @@ class JailedDataPlane:
         size = BYTES_PER_TOKEN * sum(map(len, ids))
         request = {"do": "grade", "split": split, "index": index, "completions": ids}
         try:
-            return self._read(await self._pool.ask(request, size=size, timeout_s=self._grade_timeout_s), len(ids))
+            return await self._settled(await self._pool.ask(request, size=size, timeout_s=self._grade_timeout_s), len(ids))
         except ChildLost as lost:
             if self._is_scored_apart and len(ids) > 1 and not self._is_closed:
                 return [one for alone in ids for one in await self._graded(split, index, [alone])]
             return await self._unanswered("timeout" if lost.is_timeout else "failed", str(lost), ids, size)
         except LinkBroken as error:
             return [Graded("failed", None, "", bounded(str(error))) for _ in ids]
+
+    async def play(self, split: str, index: int, prompt_ids: Sequence[int], turns: Sequence[PlayedTurn]) -> Graded | Continued:
+        """What the environment makes of one record: the tokens that it places next, or the outcome. Raises PoolFull."""
+        _check_split(split)
+        said = await self._played(split, index, prompt_ids, turns)
+        if isinstance(said, Graded):
+            self._note([said])
+        return said
+
+    async def _played(self, split: str, index: int, prompt_ids: Sequence[int], turns: Sequence[PlayedTurn]) -> Graded | Continued:
+        ids = [token for turn in turns for token in (*turn.token_ids, *turn.placed)]
+        size = BYTES_PER_TOKEN * (len(prompt_ids) + len(ids))
+        sent = [[list(turn.token_ids), turn.stop_reason, list(turn.placed)] for turn in turns]
+        request = {"do": "play", "split": split, "index": index, "prompt_ids": list(prompt_ids), "turns": sent}
+        try:
+            answer = await self._pool.ask(request, size=size, timeout_s=self._grade_timeout_s)
+        except ChildLost as lost:
+            return (await self._unanswered("timeout" if lost.is_timeout else "failed", str(lost), [ids], size))[0]
+        except LinkBroken as error:
+            return Graded("failed", None, "", bounded(str(error)))
+        if "placed" not in answer:
+            return (await self._settled(answer, 1))[0]
+        return self._continued(answer["placed"], turns=len(turns), before=len(ids))
+
+    def _continued(self, placed: Any, *, turns: int, before: int) -> Graded | Continued:
+        """A child's answer, held against the limits once more: it may have run author code."""
+        if not isinstance(placed, list) or not all(type(token) is int and 0 <= token < self._vocab_size for token in placed):
+            return Graded(
+                "failed", None, "", "the environment's process answered with something else than tokens of the vocabulary"
+            )
+        if turns >= self._max_turns or before + len(placed) >= self._new_tokens:
+            return Graded(
+                "failed", None, "", "the environment's process went on beyond environment.max_turns or sampling.max_new_tokens"
+            )
+        return Continued(tuple(placed))
 
     async def close(self) -> None:
         """Kill the children. Idempotent."""
@@ -222,6 +265,26 @@ class JailedDataPlane:
         texts += [""] * (len(ids) - len(texts))
         return [Graded(outcome, None, text, bounded(words)) for text in texts[: len(ids)]]
 
+    async def _settled(self, answer: dict[str, Any], count: int) -> list[Graded]:
+        """The outcomes in an answer; programs are run for theirs."""
+        if "programs" not in answer:
+            return self._read(answer, count)
+        try:
+            work = _work(answer, count)
+        except (KeyError, TypeError, ValueError) as error:
+            return [Graded("failed", None, "", bounded(f"the grading process gave a bad answer: {error!r}")) for _ in range(count)]
+        graded = await asyncio.gather(*(self._program(program, work.tests, text) for program, text in work.programs))
+        self._keep_metrics({"tests_passed": sum(share for _, share in graded) / max(1, len(graded))})
+        return [one for one, _ in graded]
+
+    async def _program(self, program: str, tests: Sequence[tuple[str, str]], text: str) -> tuple[Graded, float]:
+        """The outcome of one program, and the share of its tests that it passed before it failed one."""
+        try:
+            ran = await self._programs.run(program, tests, limit_s=self._grade_timeout_s)
+        except CannotRun as error:
+            return Graded("failed", None, text, bounded(str(error))), 0.0
+        return Graded("scored", float(ran.passed == ran.tests), text, _storable(ran.words)), ran.passed / ran.tests
+
     def _read(self, answer: dict[str, Any], count: int) -> list[Graded]:
         """A child's answer, checked field by field: it may have run author code."""
         if "error" in answer:
@@ -248,6 +311,23 @@ class JailedDataPlane:
         words = next((one.detail for one in graded if one.outcome in ("failed", "timeout")), None)
         if words is not None:
             self._last_words = words
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Programs with the text that each came in, and the tests that all of them must pass."""
+
+    programs: Sequence[tuple[str, str]]
+    tests: Sequence[tuple[str, str]]
+
+
+def _work(answer: dict[str, Any], count: int) -> _Work:
+    """Raises KeyError, TypeError or ValueError unless a child gave as many programs as were asked about, and tests."""
+    programs = [(_storable(program), _storable(text)) for program, text in zip(answer["programs"], answer["texts"], strict=True)]
+    tests = [(_storable(given), _storable(wanted)) for given, wanted in answer["tests"]]
+    if len(programs) != count or not tests:
+        raise ValueError(f"{len(programs)} programs and {len(tests)} tests for {count} completions")
+    return _Work(programs, tests)
 
 
 def _graded(outcome: object, reward: object, text: object, detail: object) -> Graded:

@@ -62,9 +62,22 @@ class JailedProcess:
     @classmethod
     async def start(cls, spec: EnvironmentSpec, limits: JailLimits, *, timeout_s: float) -> JailedProcess:
         """A child with its environment built. Raises EnvironmentBroken with the child's words, ChildLost when it died."""
-        child = await _spawn()
+        child = await _spawn("coordinator.environments.child")
         try:
             await child._introduce(spec, limits, timeout_s)
+        except BaseException:
+            await child.kill()
+            raise
+        return child
+
+    @classmethod
+    async def start_for_programs(cls, limits: JailLimits, *, timeout_s: float) -> JailedProcess:
+        """A child that runs programs (`program_child`). Raises ChildLost when it died."""
+        child = await _spawn("coordinator.environments.program_child")
+        try:
+            request = {"limits": asdict(limits), "scratch": str(child._scratch), "variables": _variables()}
+            answer = await child.ask(request, timeout_s=timeout_s, cpu_s=timeout_s)
+            child.jail = report_from(answer["jail"])
         except BaseException:
             await child.kill()
             raise
@@ -140,7 +153,7 @@ def _variables() -> dict[str, str]:
     return dict(zip(KEPT_VARIABLES, _SETTINGS, strict=True))
 
 
-async def _spawn() -> JailedProcess:
+async def _spawn(module: str) -> JailedProcess:
     """Start the interpreter with nothing of ours but one end of a socket pair. The last await makes the process, so none leaks."""
     scratch = Path(tempfile.mkdtemp(prefix="echo2-jail-"))
     ours, theirs = socket.socketpair()
@@ -149,7 +162,7 @@ async def _spawn() -> JailedProcess:
         streams = await asyncio.open_connection(sock=ours)
         close_ours = streams[1].close  # from here on the loop holds the socket: closed under it, its number would be another's
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "coordinator.environments.child"),
+            *(sys.executable, "-P", "-m", module),
             *("--link", str(theirs.fileno()), "--parent", str(os.getpid())),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,41 @@ class Renderer:
     def render(self, prompt: PromptValue) -> tuple[list[int], str]:
         """Token ids and the text behind them. Raises EnvironmentBroken."""
         text, has_specials = self.text(prompt)
+        return self._encode(text, add_special_tokens=not has_specials), text
+
+    def opening(self, messages: Sequence[Message], tools: Sequence[Message]) -> tuple[list[int], str]:
+        """Token ids and text of a conversation's first request. Without a chat template its text is that of the messages, as it is."""
+        text = self._whole(messages, tools)
+        return self._encode(text, add_special_tokens=self._template is None), text
+
+    def suffix(self, before: Sequence[Message], new: Sequence[Message], tools: Sequence[Message]) -> list[int]:
+        """Token ids that follow the assistant's turn: its end as the chat template writes it, the new messages, the next turn's start.
+
+        `before` ends with that turn. The turn itself is never encoded: a word stands in its place while the template renders, and what
+        comes after the word is taken. Raises EnvironmentBroken when the template does not write the turn's content exactly once.
+        """
+        word = _stand_in([*before, *new])
+        turn = {**before[-1], "content": word}
+        turn.pop("tool_calls", None)  # the sampled text holds them
+        text = self._whole([*before[:-1], turn, *new], tools)
+        if text.count(word) != 1:
+            raise EnvironmentBroken(
+                f"the model's chat template writes an assistant's turn {text.count(word)} times: it cannot be continued token by token"
+            )
+        return self._encode(text.partition(word)[2], add_special_tokens=False)
+
+    def _whole(self, messages: Sequence[Message], tools: Sequence[Message]) -> str:
+        if self._template is not None:
+            return self.chat(self._with_system(messages), tools=tools)
+        if tools:
+            raise EnvironmentBroken(
+                "the environment offers tools, and the model directory has no chat template to describe them with"
+            )
+        return "".join(str(message["content"]) for message in messages)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=not has_specials).ids
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         except (TypeError, UnicodeEncodeError) as error:  # the binding's ways to say that a str is no UTF-8
             raise EnvironmentBroken(f"the prompt {text[:60]!a} holds half a surrogate pair: write valid Unicode") from error
         if not ids:
@@ -53,7 +87,7 @@ class Renderer:
             raise EnvironmentBroken(
                 f"tokenizer.json gives token {max(ids)}, config.json has vocab_size {self.vocab_size}: the two are of different models"
             )
-        return ids, text
+        return ids
 
     def text(self, prompt: PromptValue) -> tuple[str, bool]:
         """The prompt as text, and whether the chat template has already put the special tokens in."""
@@ -64,11 +98,14 @@ class Renderer:
                 )
             return prompt, False
         messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        if self._system_prompt and messages[0].get("role") != "system":
-            messages.insert(0, {"role": "system", "content": self._system_prompt})
-        return self.chat(messages), True
+        return self.chat(self._with_system(messages)), True
 
-    def chat(self, messages: Sequence[Message]) -> str:
+    def _with_system(self, messages: Sequence[Message]) -> list[Message]:
+        if self._system_prompt and messages[0].get("role") != "system":
+            return [{"role": "system", "content": self._system_prompt}, *messages]
+        return list(messages)
+
+    def chat(self, messages: Sequence[Message], *, tools: Sequence[Message] = ()) -> str:
         """Messages through the chat template, ready for the assistant's turn. Raises EnvironmentBroken."""
         if self._template is None:
             raise EnvironmentBroken(
@@ -78,14 +115,20 @@ class Renderer:
         names: dict[str, Any] = {name: token for name, token in special.items() if token is not None}
         try:
             return str(
-                self._template.render(messages=list(messages), tools=None, documents=None, add_generation_prompt=True, **names)
+                self._template.render(
+                    messages=list(messages),
+                    tools=list(tools) or None,
+                    documents=None,
+                    add_generation_prompt=True,
+                    **names,
+                )
             )
         except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
             raise EnvironmentBroken(f"the model's chat template refused the messages: {error}") from error
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens left out."""
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+    def decode(self, token_ids: Sequence[int], *, specials: bool = False) -> str:
+        """Text of token ids, special tokens left out unless asked for."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=not specials))
 
     def _stop_ids(self, config: Mapping[str, Any]) -> tuple[int, ...]:
         """generation_config's eos_token_id, else config's, else the tokenizer's eos token."""
@@ -105,6 +148,12 @@ class Renderer:
             )
         if self._system_prompt and self._template is None:
             raise EnvironmentBroken("environment.system_prompt needs a chat template, and the model directory has none: remove it")
+
+
+def _stand_in(messages: Sequence[Message]) -> str:
+    """A word that no message holds."""
+    held = json.dumps(list(messages))
+    return next(word for word in (f"echo2turn{number}" for number in count()) if word not in held)
 
 
 class _Generation(Extension):

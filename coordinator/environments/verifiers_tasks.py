@@ -1,7 +1,8 @@
 """`verifiers:PACKAGE`: the tasks of a taskset package for verifiers 0.4 (https://github.com/PrimeIntellect-ai/verifiers), one answer each.
 
 The package is installed beside the coordinator, by its operator. Prompts come from its taskset; a completion becomes a trace of one turn, which the
-task's own rewards and metrics score. What needs more than that (tools, a container, a judge, a user who answers) is refused by its name.
+task's own rewards and metrics score. What needs more than that (tools, a container, a judge, a user who answers) is refused by its name;
+`verifiers_rollouts.py` serves some of it.
 All tasks are training prompts: there is no held-out split.
 """
 
@@ -32,12 +33,7 @@ class Verifiers:
     def __init__(self, package: str, *, options: Mapping[str, Any], limit_s: float) -> None:
         self._package = package
         self._limit_s = limit_s
-        mimetypes.knownfiles = []  # else a library below reads /etc/mime.types, which the jail refuses
-        os.environ.setdefault("HOME", str(Path.cwd()))  # in the jail: the scratch directory
-        self._vf = _module("verifiers.v1")
-        self._tasks = self._load(options)
-        if not self._tasks:
-            raise EnvironmentBroken(f"verifiers package {package!r} yields no tasks with options {dict(options)}")
+        self._vf, _, self._tasks = load_package(package, options)
         _check_single_turn(self._tasks[0], package)
 
     def size(self, split: str) -> int | None:
@@ -62,17 +58,6 @@ class Verifiers:
         metrics = {name: sum(values) / len(values) for name, values in logged.items()}
         return Scores(outcomes, metrics, any(one.kind == "timeout" for one in outcomes))
 
-    def _load(self, options: Mapping[str, Any]) -> list[Any]:
-        loaders = _module("verifiers.v1.utils.loaders")
-        try:
-            config = loaders.taskset_config_type(self._package)(id=self._package, **options)
-            return list(islice(loaders.load_taskset(config), TASKS_LIMIT))
-        except Exception as error:  # the package's own code
-            raise EnvironmentBroken(
-                f"verifiers package {self._package!r} could not be loaded with options {dict(options)}: "
-                f"{bounded(f'{type(error).__name__}: {error}')} ({INSTALL})"
-            ) from error
-
     def _outcome(self, task: Any, text: str, limit_s: float, logged: dict[str, list[float]]) -> Outcome:
         try:
             with time_limit(limit_s):
@@ -92,7 +77,7 @@ class Verifiers:
 
     def _trace(self, task: Any, text: str) -> Any:
         """One turn as verifiers records it: the prompt's messages, then the answer."""
-        types, graph, tracing = (_module(f"verifiers.v1.{name}") for name in ("types", "graph", "trace"))
+        types, graph, tracing = (module(f"verifiers.v1.{name}") for name in ("types", "graph", "trace"))
         data = task.data
         opening = [types.UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else list(data.prompt or [])
         if data.system_prompt:
@@ -109,7 +94,27 @@ class Verifiers:
         )
 
 
-def _module(name: str) -> Any:
+def load_package(package: str, options: Mapping[str, Any]) -> tuple[Any, Any, list[Any]]:
+    """The library, the package's taskset and its tasks. Raises EnvironmentBroken in words."""
+    mimetypes.knownfiles = []  # else a library below reads /etc/mime.types, which the jail refuses
+    os.environ.setdefault("HOME", str(Path.cwd()))  # in the jail: the scratch directory
+    vf, loaders = module("verifiers.v1"), module("verifiers.v1.utils.loaders")
+    try:
+        config = loaders.taskset_config_type(package)(id=package, **options)
+        taskset = loaders.load_taskset(config)
+        tasks = list(islice(taskset, TASKS_LIMIT))
+    except Exception as error:  # the package's own code
+        raise EnvironmentBroken(
+            f"verifiers package {package!r} could not be loaded with options {dict(options)}: "
+            f"{bounded(f'{type(error).__name__}: {error}')} ({INSTALL})"
+        ) from error
+    if not tasks:
+        raise EnvironmentBroken(f"verifiers package {package!r} yields no tasks with options {dict(options)}")
+    return vf, taskset, tasks
+
+
+def module(name: str) -> Any:
+    """A module of verifiers. Raises EnvironmentBroken with what to install."""
     try:
         return importlib.import_module(name)
     except Exception as error:  # its many dependencies fail in many ways
@@ -132,15 +137,17 @@ def _check_single_turn(task: Any, package: str) -> None:
         "a judge": bool(task.config.judges),
         "set-up in a runtime": kind.setup is not base.setup or kind.finalize is not base.finalize,
         "an environment of its own": loaders.environment_class(package) is not single,
-        "a runtime for its rewards": any(_needs_runtime(hook) for name in ("reward", "metric") for hook in task.hooks(name)),
+        "a runtime for its rewards": any(needs_runtime(hook) for name in ("reward", "metric") for hook in task.hooks(name)),
     }
     lacking = [name for name, is_needed in needs.items() if is_needed]
     if lacking:
         raise EnvironmentBroken(
-            f"verifiers package {package!r} needs {', '.join(lacking)}: tasks of one turn, scored from their text, are served so far"
+            f"verifiers package {package!r} needs {', '.join(lacking)}: with environment.max_turns 1 (the default) tasks of one turn, "
+            "scored from their text, are served; tools and environments of one agent's several turns need environment.max_turns (8, say)"
         )
 
 
-def _needs_runtime(hook: Any) -> bool:
+def needs_runtime(hook: Any) -> bool:
+    """Whether a hook demands a runtime; one with a default can do without."""
     parameter = inspect.signature(hook).parameters.get("runtime")
     return parameter is not None and parameter.default is inspect.Parameter.empty

@@ -30,11 +30,13 @@ from coordinator.domain.model import (
     Refusal,
     Rollout,
     RolloutState,
+    Turn,
     Worker,
     WorkerState,
 )
 from coordinator.domain.paying import Held, Measured, Work
 from coordinator.domain.states import TERMINAL
+from coordinator.domain.turns import is_played
 from coordinator.service.deps import QUOTES, Deps
 from coordinator.service.ledger import Books, budget_uusd, fund, fund_job, spent_uusd
 from coordinator.service.ports import Reader, Tx
@@ -56,6 +58,11 @@ ACCEPTED = [
     RolloutState.GRADER_FAILED,
     RolloutState.GRADER_TIMEOUT,
 ]
+
+
+async def accepted_tokens(reader: Reader, **filters: object) -> int:
+    """Sampled tokens that were accepted, in turns that are over too."""
+    return await reader.total(Rollout, "length", state=ACCEPTED, **filters) + await reader.total(Turn, "length", **filters)
 
 
 async def keep_accounts(deps: Deps) -> None:
@@ -131,7 +138,7 @@ async def _measure_job(reader: Reader, deps: Deps, quotes: Sequence[QuoteRow], a
     if job is None:
         return []
     known = {quote.id: about.meters[quote.id] for quote in quotes if quote.id in about.meters}
-    seen = await _rows(reader, job.id, known, about, now=now) if known else {}
+    seen = await _rows(reader, job, known, about, now=now) if known else {}
     found = []
     for quote in quotes:
         worker = about.workers.get(quote.worker_id)
@@ -162,8 +169,9 @@ class _Rows:
         return sum(sum(self.accepted[lease.id]) if lease.tokens is None else lease.tokens for lease in leases)
 
 
-async def _rows(reader: Reader, job_id: str, meters: Mapping[str, Meter], about: _Seen, *, now: float) -> dict[str, _Rows]:
+async def _rows(reader: Reader, job: Job, meters: Mapping[str, Meter], about: _Seen, *, now: float) -> dict[str, _Rows]:
     """By quote."""
+    job_id, plays = job.id, is_played(job.config)
     since = min(meter.counted_to for meter in meters.values())
     leases = [
         *await reader.select(Lease, job_id=job_id, closed_at=None),
@@ -177,8 +185,12 @@ async def _rows(reader: Reader, job_id: str, meters: Mapping[str, Meter], about:
         rows[lease.quote_id or ""].leases.append(lease)
     uncounted = sorted(lease.id for lease in by_id.values() if lease.tokens is None)
     for start in range(0, len(uncounted), IDS_AT_ONCE):
-        for rollout in await reader.select(Rollout, lease_id=uncounted[start : start + IDS_AT_ONCE], state=ACCEPTED):
-            rows[by_id[rollout.lease_id or ""].quote_id or ""].accepted[rollout.lease_id or ""].append(rollout.length)
+        some = uncounted[start : start + IDS_AT_ONCE]
+        settled: list[Rollout | Turn] = list(await reader.select(Rollout, lease_id=some, state=ACCEPTED))
+        if plays:
+            settled += await reader.select(Turn, lease_id=some)
+        for one in settled:
+            rows[by_id[one.lease_id or ""].quote_id or ""].accepted[one.lease_id or ""].append(one.length)
     workers = sorted({meter.worker_id for meter in meters.values()})
     for refusal in await reader.select(Refusal, worker_id=workers, at__ge=since, paid=True, job_id=job_id):
         if refusal.quote_id in rows:

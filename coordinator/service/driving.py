@@ -18,6 +18,7 @@ from coordinator.domain.model import Batch, BatchState, CheckpointRow, Group, Gr
 from coordinator.domain.retry import learner_restart
 from coordinator.domain.seeds import canary_ids
 from coordinator.domain.states import JOB, TERMINAL, move
+from coordinator.domain.turns import is_played
 from coordinator.service.announcing import Announcer
 from coordinator.service.deps import Deps, LiveJob
 from coordinator.service.ending import end_job
@@ -33,6 +34,7 @@ from coordinator.service.job_ports import (
     PublishFailed,
 )
 from coordinator.service.keeping import checkpoint_directory, forget_before, record_checkpoint
+from coordinator.service.playing import keep_playing
 from coordinator.service.ports import DataPlane, EnvironmentBroken, EnvironmentInfo, Reader, Tx
 from coordinator.service.prompting import fill_prompts, keep_prompts
 from coordinator.service.publishing import published, snapshot_directory, versions_at_stake
@@ -107,7 +109,7 @@ class JobDriver:
             async with asyncio.TaskGroup() as tasks:
                 beside = [
                     tasks.create_task(keep_prompts(self._deps, job, live, info.train_prompts)),
-                    tasks.create_task(keep_grading(self._deps, job, plane)),
+                    tasks.create_task((keep_playing if is_played(job.config) else keep_grading)(self._deps, job, plane)),
                 ]
                 await self._learn(plane, info)
                 for task in beside:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from coordinator.domain.groups import ends_void
 from coordinator.domain.model import Group, GroupState, Job, JobState, Lease, LeaseState, Rollout, RolloutState
 from coordinator.domain.states import GROUP, JOB, LEASE, ROLLOUT, move
 from coordinator.service.deps import Deps
@@ -22,7 +23,7 @@ async def settle_all(tx: Tx, job_id: str, reason: str, *, now: float) -> int:
     groups = await tx.select(Group, job_id=job_id, state=LIVE_GROUPS)
     for group in groups:
         rollouts = await tx.select(Rollout, group_id=group.id)
-        event = "voided" if all(r.state in UNSETTLED for r in rollouts) else "rejected"
+        event = "voided" if ends_void(rollouts) else "rejected"
         await tx.put(replace(group, state=move(GROUP, group.state, event), reason=reason, settled_at=now))
     # Groups that ended before the job may have open slots too, until the sweep finds them.
     void = await tx.select(Rollout, job_id=job_id, state=UNSETTLED)

@@ -30,12 +30,17 @@ async def keep_grading(deps: Deps, job: Job, plane: DataPlane) -> None:
     with deps.wake.watch(job.id) as watch:
         while True:
             graded = await grade_round(deps, job, plane)
-            words = plane.alarm()
-            if (words is None) != (alarm is None):
-                alarm = words
-                await deps.store.write(partial(_tell, job_id=job.id, words=words, now=deps.clock.now()))
+            alarm = await tell_alarm(deps, job, plane, alarm)
             if not graded:
                 await watch.wait(IDLE_S)
+
+
+async def tell_alarm(deps: Deps, job: Job, plane: DataPlane, before: str | None) -> str | None:
+    """Record an event when the data plane's alarm begins or ends; the alarm now."""
+    words = plane.alarm()
+    if (words is None) != (before is None):
+        await deps.store.write(partial(_tell, job_id=job.id, words=words, now=deps.clock.now()))
+    return words
 
 
 async def _tell(tx: Tx, *, job_id: str, words: str | None, now: float) -> None:
@@ -95,21 +100,28 @@ async def _save(tx: Tx, job: Job, outcomes: Sequence[tuple[Rollout, Graded]], *,
     still = await tx.select(Rollout, group_id=ids, state=RolloutState.ACCEPTED) if ids else []
     fresh = {(r.group_id, r.slot) for r in still}
     done = [(r, g) for r, g in outcomes if (r.group_id, r.slot) in fresh]
-    rows = [
-        replace(
-            rollout,
-            state=move(ROLLOUT, rollout.state, EVENTS[graded.outcome]),
-            reward=graded.reward,
-            text=graded.text,
-            detail=graded.detail,
-            graded_at=now,
-        )
-        for rollout, graded in done
-    ]
+    rows = [with_outcome(rollout, graded, now=now) for rollout, graded in done]
     if rows:
         await tx.put(*rows)
     touched.update((r.group_id, None) for r in rows)
-    if await close_groups(tx, job, list(touched), now=now):
+    await close_graded(tx, job, list(touched), now=now)
+
+
+def with_outcome(rollout: Rollout, graded: Graded, *, now: float) -> Rollout:
+    """An accepted rollout with its outcome."""
+    return replace(
+        rollout,
+        state=move(ROLLOUT, rollout.state, EVENTS[graded.outcome]),
+        reward=graded.reward,
+        text=graded.text,
+        detail=graded.detail,
+        graded_at=now,
+    )
+
+
+async def close_graded(tx: Tx, job: Job, group_ids: Sequence[str], *, now: float) -> None:
+    """Close the groups that became whole; pause the job when grading itself looks broken."""
+    if await close_groups(tx, job, group_ids, now=now):
         await _pause_if_ungradable(tx, job.id, now=now)
 
 

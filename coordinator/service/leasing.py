@@ -7,7 +7,7 @@ queue in front of it is `worker_desk.py`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from coordinator.domain import leases as lease_rules
@@ -27,6 +27,7 @@ from coordinator.domain.model import (
     QuoteRow,
     Rollout,
     RolloutState,
+    Turn,
     Worker,
     WorkerState,
 )
@@ -34,6 +35,7 @@ from coordinator.domain.paying import can_lease, leased
 from coordinator.domain.seeds import slot_seed
 from coordinator.domain.staleness import last_step
 from coordinator.domain.states import ROLLOUT, TERMINAL, move
+from coordinator.domain.turns import latest_step, may_take, record, turn_tokens
 from coordinator.domain.workers import standing
 from coordinator.service import accounting
 from coordinator.service.deps import Deps, LiveJob
@@ -137,9 +139,13 @@ async def _outcomes(tx: Tx, deps: Deps, job_id: str, asks: Sequence[Ask]) -> dic
     plan.alone = await _is_alone(tx, job, who, asks) if plan.open_slots else False
     plan.slots = who.slots
     plan.meters = await accounting.meters_of(tx, deps, job, who.workers, who.quoted)
-    outcomes = {ask.worker_id: _answer(deps, plan, who, ask) for ask in asks}
+    given = {ask.worker_id: _answer(deps, plan, who, ask) for ask in asks}
     await _write(tx, plan)
-    return outcomes
+    records = await _records(tx, plan)
+    return {
+        worker_id: replace(outcome, leases=tuple(_on_wire(plan, lease, records) for lease in leases)) if leases else outcome
+        for worker_id, (outcome, leases) in given.items()
+    }
 
 
 def _not_running(job: Job) -> Outcome:
@@ -211,23 +217,23 @@ async def _is_alone(reader: Reader, job: Job, who: _Standing, asks: Sequence[Ask
     return len(others) + len({worker for worker, _ in who.quoted}) <= 1
 
 
-def _answer(deps: Deps, plan: _Plan, who: _Standing, ask: Ask) -> Outcome:
-    """One request: refused in words, given work, or left waiting."""
+def _answer(deps: Deps, plan: _Plan, who: _Standing, ask: Ask) -> tuple[Outcome, list[Lease]]:
+    """One request: refused in words, left waiting, or given these leases."""
     worker = who.workers.get(ask.worker_id)
     if worker is None or worker.session_epoch != ask.session_epoch:
-        return _final("a newer session with this key is active")
+        return _final("a newer session with this key is active"), []
     wrong = _refusal(plan.job, who, worker, ask.request)
     if wrong:
-        return _final(wrong)
+        return _final(wrong), []
     if (worker.id, worker.session_epoch) not in who.quoted:
-        return Outcome(reason=deps.market.why_not(plan.job.id, worker.id))  # waits: activation wakes it
+        return Outcome(reason=deps.market.why_not(plan.job.id, worker.id)), []  # waits: activation wakes it
     unpaid = _unpaid(plan, worker, 1)
     if unpaid:
-        return Outcome(reason=unpaid)
+        return Outcome(reason=unpaid), []
     held = plan.slots.get(worker.id, 0)
     free = min(ask.request.free_slots, worker.max_slots - held)
     if free <= 0:
-        return _final(f"you hold leases on {held} slots and announced max_slots {worker.max_slots}: finish some first")
+        return _final(f"you hold leases on {held} slots and announced max_slots {worker.max_slots}: finish some first"), []
     free = min(free, plan.meters[worker.id].leasable or free)
     granted = _reissue(deps, plan, worker, ask, free)
     free -= sum(len(lease.slots) for lease in granted)
@@ -238,8 +244,8 @@ def _answer(deps: Deps, plan: _Plan, who: _Standing, ask: Ask) -> Outcome:
         more, reason = _issue(deps, plan, worker, ask, free)
         granted += more
     if not granted:
-        return Outcome(reason=reason or unpaid or "every slot is leased: waiting for the next groups")
-    return Outcome(tuple(_on_wire(plan, lease) for lease in granted))
+        return Outcome(reason=reason or unpaid or "every slot is leased: waiting for the next groups"), []
+    return Outcome(), granted
 
 
 def _unpaid(plan: _Plan, worker: Worker, slots: int) -> str:
@@ -275,10 +281,15 @@ def _reissue(deps: Deps, plan: _Plan, worker: Worker, ask: Ask, free: int) -> li
         latest = plan.job.committed_steps + plan.places[group_id] // config.algorithm.groups_per_step
         if free <= 0 or latest > last_step(ask.request.version, config.staleness.max) or _is_dead(plan.job, group):
             continue
-        mine = [rollout for rollout in rollouts if plan.alone or rollout.worker_id != worker.id][:free]
+        mine = [
+            rollout
+            for rollout in rollouts
+            if may_take(rollout, worker.id, now=plan.now, alone=plan.alone)
+            and latest <= latest_step(ask.request.version, config.staleness.max, oldest=rollout.oldest_version)
+        ][:free]
         if not mine:
             continue
-        granted.append(_lease(deps, plan, worker, ask, group, mine))
+        granted += [_lease(deps, plan, worker, ask, group, some) for some in _alike(mine)]
         free -= len(mine)
         taken = {rollout.slot for rollout in mine}
         left = [rollout for rollout in rollouts if rollout.slot not in taken]
@@ -287,6 +298,12 @@ def _reissue(deps: Deps, plan: _Plan, worker: Worker, ask: Ask, free: int) -> li
         else:
             del plan.open_slots[group_id]
     return granted
+
+
+def _alike(rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
+    """The rollouts by what a lease can hold: those at their first turn share the prompt, each later turn has a prompt of its own."""
+    first = [rollout for rollout in rollouts if rollout.turn == 0]
+    return ([first] if first else []) + [[rollout] for rollout in rollouts if rollout.turn > 0]
 
 
 def _is_dead(job: Job, group: Group) -> bool:
@@ -318,7 +335,8 @@ def _finishable(deps: Deps, plan: _Plan, worker: Worker, size: int) -> int:
     rate = (heard.tokens_per_s if heard is not None else None) or worker.tokens_per_s
     if not rate:
         return size
-    needed_s = lease_rules.MARGIN * plan.job.config.sampling.max_new_tokens / max(rate, deps.settings.slowest_tokens_per_s)
+    tokens = turn_tokens(plan.job.config, 0) or plan.job.config.sampling.max_new_tokens
+    needed_s = lease_rules.MARGIN * tokens / max(rate, deps.settings.slowest_tokens_per_s)
     return max(1, min(size, int(deps.settings.lease_max_s / needed_s) - plan.slots.get(worker.id, 0)))
 
 
@@ -347,16 +365,18 @@ def _new_group(plan: _Plan, prompt: Prompt) -> tuple[Group, list[Rollout]]:
 
 
 def _lease(deps: Deps, plan: _Plan, worker: Worker, ask: Ask, group: Group, rollouts: Sequence[Rollout]) -> Lease:
-    """A lease on these open slots; its fence is one above the group's last."""
+    """A lease on these open slots, which have the same prompt; its fence is one above the group's last."""
     held = plan.slots.get(worker.id, 0) + len(rollouts)
     plan.slots[worker.id] = held
     heard = deps.presence.get(worker.id)
     settings, config = deps.settings, plan.job.config
     limits = lease_rules.LeaseLimits(settings.lease_min_s, settings.lease_max_s, settings.slowest_tokens_per_s)
+    most = turn_tokens(config, rollouts[0].preceding)
+    oldest = rollouts[0].oldest_version
     deadline = lease_rules.wall_deadline(
         plan.now,
         slots=max(held, worker.max_slots),  # its rate is that of all slots: one alone is no quicker
-        max_new_tokens=config.sampling.max_new_tokens,
+        max_new_tokens=most or config.sampling.max_new_tokens,
         tokens_per_s=(heard.tokens_per_s if heard is not None else None) or worker.tokens_per_s,
         limits=limits,
     )
@@ -371,12 +391,13 @@ def _lease(deps: Deps, plan: _Plan, worker: Worker, ask: Ask, group: Group, roll
         slots=tuple(rollout.slot for rollout in rollouts),
         version=ask.request.version,
         digest=ask.request.digest,
-        last_step=last_step(ask.request.version, config.staleness.max),
+        last_step=latest_step(ask.request.version, config.staleness.max, oldest=oldest),
         deadline=deadline,
         fence=group.fence,
         state=LeaseState.LIVE,
         issued_at=plan.now,
         quote_id=plan.meters[worker.id].quote_id,
+        max_new_tokens=most,
     )
     plan.new_leases.append(lease)
     plan.meters[worker.id] = leased(plan.meters[worker.id], len(rollouts))
@@ -386,18 +407,19 @@ def _lease(deps: Deps, plan: _Plan, worker: Worker, ask: Ask, group: Group, roll
     return lease
 
 
-def _on_wire(plan: _Plan, lease: Lease) -> wire.Lease:
+def _on_wire(plan: _Plan, lease: Lease, records: Mapping[tuple[str, int], tuple[int, tuple[int, ...]]]) -> wire.Lease:
     group, config = plan.groups[lease.group_id], plan.job.config
+    turn, before = records.get((lease.group_id, lease.slots[0]), (0, ()))
     return wire.Lease(
         lease_id=lease.id,
         job_id=lease.job_id,
         group_id=lease.group_id,
         fence=lease.fence,
-        prompt_ids=group.prompt_ids,
+        prompt_ids=(*group.prompt_ids, *before),
         slots=lease.slots,
-        seeds=tuple(slot_seed(config.seed, group.number, slot) for slot in lease.slots),
+        seeds=tuple(slot_seed(config.seed, group.number, slot, turn) for slot in lease.slots),
         sampling=wire.SamplingParameters(
-            max_new_tokens=config.sampling.max_new_tokens,
+            max_new_tokens=lease.max_new_tokens or config.sampling.max_new_tokens,
             temperature=config.sampling.temperature,
             stop_token_ids=plan.job.stop_token_ids,
         ),
@@ -407,6 +429,17 @@ def _on_wire(plan: _Plan, lease: Lease) -> wire.Lease:
         deadline=lease.deadline,
         on_update=config.staleness.on_update,
     )
+
+
+async def _records(reader: Reader, plan: _Plan) -> dict[tuple[str, int], tuple[int, tuple[int, ...]]]:
+    """For each slot that was leased for a later turn: which turn, and what stands between the prompt and it."""
+    slots = {key: rollout for key, rollout in plan.touched.items() if rollout.turn > 0}
+    if not slots:
+        return {}
+    turns: dict[tuple[str, int], list[Turn]] = defaultdict(list)
+    for turn in await reader.select(Turn, group_id=sorted({group_id for group_id, _ in slots})):
+        turns[turn.group_id, turn.slot].append(turn)
+    return {key: (rollout.turn, record(sorted(turns[key], key=lambda one: one.turn))) for key, rollout in slots.items()}
 
 
 async def _write(tx: Tx, plan: _Plan) -> None:

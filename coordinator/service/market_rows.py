@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from coordinator.domain import market_rates as rates
@@ -16,6 +16,7 @@ from coordinator.domain.model import (
     Event,
     Group,
     GroupState,
+    Holding,
     Invite,
     Job,
     JobState,
@@ -24,16 +25,20 @@ from coordinator.domain.model import (
     QuoteRow,
     Refusal,
     Rollout,
+    Turn,
     Worker,
     WorkerSession,
     WorkerState,
 )
+from coordinator.domain.turns import is_played
 from coordinator.service.deps import Deps
-from coordinator.service.ledger import spent_uusd
+from coordinator.service.ledger import spent_since, spent_uusd
 from coordinator.service.ports import Reader
 from coordinator.service.timings import Timings, read_timings
 from coordinator.service.worker_places import may_serve
+from pricing.cost import HOUR_S
 from pricing.offers import BYTES_PER_MBIT
+from pricing.rentals import OPEN, Rental
 
 WINDOW_S = 600.0  # work that rates are measured over
 MOST_ROLLOUTS = 4096
@@ -66,6 +71,9 @@ class Pool:
     sessions: Mapping[str, tuple[WorkerSession, ...]]
     invited_to: Mapping[str, tuple[str, ...]]
     tried_until: Mapping[str, float]
+    holders: Mapping[
+        str, frozenset[str]
+    ]  # by job, where several share the pool: workers with a version that can serve its next step
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +105,7 @@ def outlined(quotes: Sequence[QuoteRow]) -> tuple[tuple[object, ...], ...]:
 async def read_markets(reader: Reader, deps: Deps, now: float) -> list[Loaded]:
     """Every running job's."""
     jobs = await reader.select(Job, state=JobState.RUNNING, order_by="id")
-    pool = await _pool(reader, now)
+    pool = await _pool(reader, jobs, now)
     return [await _market(reader, deps, job, pool, now) for job in jobs]
 
 
@@ -126,7 +134,7 @@ async def tried(reader: Reader, workers: Sequence[str], now: float) -> dict[str,
     return {worker: tried_until(own, now) for worker, own in quotes.items()}
 
 
-async def _pool(reader: Reader, now: float) -> Pool:
+async def _pool(reader: Reader, jobs: Sequence[Job], now: float) -> Pool:
     workers = await reader.select(Worker, state=PRESENT, order_by="id")
     sessions: dict[str, list[WorkerSession]] = defaultdict(list)
     for chunk in _chunks([one.id for one in workers]):
@@ -138,7 +146,13 @@ async def _pool(reader: Reader, now: float) -> Pool:
         {worker: tuple(stays) for worker, stays in sessions.items()},
         {invite.id: invite.jobs for invite in invites},
         await tried(reader, [one.id for one in workers], now),
+        {job.id: await _holders(reader, job) for job in jobs} if len(jobs) > 1 else {},
     )
+
+
+async def _holders(reader: Reader, job: Job) -> frozenset[str]:
+    oldest = job.committed_steps - job.config.staleness.max
+    return frozenset(one.worker_id for one in await reader.select(Holding, job_id=job.id, version__ge=oldest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +161,14 @@ class _Work:
 
     made: Mapping[str, list[Made]]
     rollouts: Sequence[Rollout]
+    before: Mapping[tuple[str, int], int]  # tokens of a slot's earlier turns
     bad: Mapping[str, int]  # completions that ended in no step
     usual: float  # the job's admitted share
 
     @property
-    def newest(self) -> Sequence[Rollout]:
-        """Those whose lengths are today's."""
-        return self.rollouts[:NEWEST]
+    def lengths(self) -> tuple[int, ...]:
+        """Sampled tokens of the newest rollouts, all their turns."""
+        return tuple(one.length + self.before.get((one.group_id, one.slot), 0) for one in self.rollouts[:NEWEST])
 
 
 async def _market(reader: Reader, deps: Deps, job: Job, pool: Pool, now: float) -> Loaded:
@@ -170,27 +185,44 @@ async def _market(reader: Reader, deps: Deps, job: Job, pool: Pool, now: float) 
         _bidder(deps, job, one, pool, timings, work, current.get((one.id, one.session_epoch)), own.get(one.id, []), now)
         for one in able
     ]
-    market = JobMarket(
-        job,
-        await _figures(reader, job, timings, work),
-        tuple(bidders),
-        spent_uusd=await spent_uusd(reader, job.id) if job.config.budget.usd is not None else 0,
+    market = replace(
+        await with_money(reader, job, now),
+        figures=await _figures(reader, job, timings, work),
+        bidders=tuple(bidders),
         changed_at=await _changed_at(reader, job),
     )
     return Loaded(market, tuple(open_quotes), await _gone(reader, open_quotes, able), timings.idle())
 
 
+async def with_money(reader: Reader, job: Job, now: float) -> JobMarket:
+    """The job with what bears on its budgets, and nobody who would work for it."""
+    budget = job.config.budget
+    spent = await spent_uusd(reader, job.id) if budget.usd is not None else 0
+    if budget.usd_per_hour is None:
+        return JobMarket(job, Figures(), (), spent)
+    rented = await reader.select(Rental, job_id=job.id, state=list(OPEN))
+    hour = await spent_since(reader, job.id, now - HOUR_S)
+    return JobMarket(job, Figures(), (), spent, hour_uusd=hour, rented_uusd=sum(row.price for row in rented))
+
+
 async def _work(reader: Reader, job: Job, now: float) -> _Work:
     since = now - WINDOW_S
     rollouts = await reader.select(Rollout, job_id=job.id, accepted_at__gt=since, order_by="-accepted_at", limit=MOST_ROLLOUTS)
+    turns: list[Turn] = []
+    if is_played(job.config):
+        turns = await reader.select(Turn, job_id=job.id, accepted_at__gt=since, order_by="-accepted_at", limit=MOST_ROLLOUTS)
+    before: Counter[tuple[str, int]] = Counter()
+    for turn in turns:
+        before[turn.group_id, turn.slot] += turn.length
+    work: list[Rollout | Turn] = [*rollouts, *turns]
     issued: dict[str, float] = {}
-    for chunk in _chunks(sorted({one.lease_id for one in rollouts if one.lease_id})):
+    for chunk in _chunks(sorted({one.lease_id for one in work if one.lease_id})):
         issued.update({lease.id: lease.issued_at for lease in await reader.select(Lease, id=chunk)})
     rejected = await reader.select(Group, job_id=job.id, state=GroupState.REJECTED, order_by="-number", limit=MOST_REJECTED)
     lost = {group.id for group in rejected if not group.reason.startswith("no_signal")}
     made: dict[str, list[Made]] = defaultdict(list)
     bad: Counter[str] = Counter(one.worker_id or "" for one in rollouts if one.group_id in lost)
-    for one in rollouts:
+    for one in work:
         if one.worker_id and one.lease_id in issued and one.accepted_at is not None:
             made[one.worker_id].append(Made(issued[one.lease_id], one.accepted_at, one.length))
     refused: list[Refusal] = []
@@ -198,7 +230,7 @@ async def _work(reader: Reader, job: Job, now: float) -> _Work:
         refused += await reader.select(Refusal, worker_id=chunk, at__ge=since, code=list(LATE))
     bad.update(one.worker_id for one in refused if one.job_id == job.id)
     total = len(rollouts) + len(refused)
-    return _Work(made, rollouts, bad, usual=max(1 - sum(bad.values()) / total, 0.05) if total else 1.0)
+    return _Work(made, rollouts, before, bad, usual=max(1 - sum(bad.values()) / total, 0.05) if total else 1.0)
 
 
 def _bidder(  # noqa: PLR0913 (rows of different kinds)
@@ -214,7 +246,7 @@ def _bidder(  # noqa: PLR0913 (rows of different kinds)
 ) -> Bidder:
     """`quote`: its open one; `own`: all of its quotes for the job, newest first."""
     made = work.made.get(worker.id, [])
-    tokens = max(fmean(one.length for one in work.newest), 1.0) if work.newest else float(job.config.sampling.max_new_tokens)
+    tokens = max(fmean(work.lengths), 1.0) if work.rollouts else float(job.config.sampling.max_new_tokens)
     rated = next((one for one in own if rates.quoted_rate(one) is not None), None)
     paced = rates.work_rate(made, slots=worker.max_slots)
     start = rates.claimed(worker.tokens_per_s or paced, tokens=tokens, quote=rated, now=now)
@@ -239,6 +271,7 @@ def _bidder(  # noqa: PLR0913 (rows of different kinds)
         trust="named" if worker.name in job.config.workers.names else "any",
         tried_until=pool.tried_until.get(worker.id, 0.0),
         quote=quote,
+        holds=worker.id in pool.holders.get(job.id, (worker.id,)),
         is_ready=not barred,
         barred=barred,
     )
@@ -266,7 +299,7 @@ async def _figures(reader: Reader, job: Job, timings: Timings, work: _Work) -> F
         bcast_p95_s=timings.bcast_p95_s,
         grade_s=fmean(graded) if graded else 0.0,
         no_signal=await _no_signal(reader, job, timings),
-        lengths=tuple(one.length for one in work.newest),
+        lengths=work.lengths,
         refresh_bytes=await _newest(reader, job.id, "publish/bytes"),
         start_bytes=await _newest(reader, job.id, "publish/bytes_full"),
     )

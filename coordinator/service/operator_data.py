@@ -84,6 +84,7 @@ def _rollout(row: Rollout, group: Group) -> RolloutView:
         prompt_ids=group.prompt_ids,
         completion=row.text,
         length=row.length,
+        turns=row.turn + 1,
         reward=None if row.reward is None else finite(row.reward),
         detail=row.detail,
         oldest_version=row.oldest_version,

@@ -30,9 +30,11 @@ from coordinator.domain.model import (
     Refusal,
     Rollout,
     RolloutState,
+    Turn,
     Worker,
     WorkerState,
 )
+from coordinator.service.accounting import accepted_tokens
 from coordinator.service.ledger import reserved_uusd, spent_uusd
 from coordinator.service.operator_errors import unknown
 from coordinator.service.operator_figures import (
@@ -159,7 +161,7 @@ async def _work(reader: Reader, job: Job) -> WorkView:
         rollouts=await _counts(reader, Rollout, job.id, RolloutState),
         refused=await refused_by_code(reader, job_id=job.id),
         rejected=await _rejected(reader, job.id),
-        accepted_tokens=await reader.total(Rollout, "length", job_id=job.id, state=ACCEPTED),
+        accepted_tokens=await accepted_tokens(reader, job_id=job.id),
         workers_serving=await reader.count(Worker, id=serving, state=WorkerState.ACTIVE) if serving else 0,
         live_leases=await reader.count(Lease, job_id=job.id, state=LeaseState.LIVE),
     )
@@ -198,13 +200,13 @@ async def audit_view(store: Store, caller: Caller, job_id: str) -> AuditView:
 
     async def load(reader: Reader) -> tuple[Any, ...]:
         job = await owned(reader, caller, job_id)
-        kinds = (Group, Rollout, Lease, Batch, Publication, Refusal)
+        kinds = (Group, Rollout, Lease, Batch, Publication, Refusal, Turn)
         return (await load_money(reader, job), job, *[await reader.select(kind, job_id=job_id) for kind in kinds])
 
     money, *rows = await store.read(load)
     outcome = await asyncio.to_thread(audit, *rows)
-    _, _, rollouts, leases, _, _, refusals = rows
-    findings = (*outcome.findings, *await asyncio.to_thread(audit_money, money, rollouts, leases, refusals))
+    _, _, rollouts, leases, _, _, refusals, turns = rows
+    findings = (*outcome.findings, *await asyncio.to_thread(audit_money, money, [*rollouts, *turns], leases, refusals))
     counts = {
         **outcome.counts,
         "ledger_entries": sum(entry.job_id == job_id for entry in money.entries),

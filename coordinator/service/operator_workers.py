@@ -7,6 +7,7 @@ from typing import Any
 
 from coordinator.domain.model import Holding, Lease, LeaseState, Rollout, Worker, WorkerSession, WorkerState
 from coordinator.domain.states import WORKER, IllegalMove, move
+from coordinator.service.accounting import accepted_tokens
 from coordinator.service.ledger import earned_uusd, paid_out_uusd
 from coordinator.service.operator_done import Done, said
 from coordinator.service.operator_errors import conflict, unknown
@@ -38,7 +39,7 @@ async def one(reader: Reader, worker_id: str) -> WorkerView:
         **await _line(reader, row),
         public_key=row.public_key,
         session_epoch=row.session_epoch,
-        accepted_tokens=await reader.total(Rollout, "length", worker_id=row.id, state=ACCEPTED),
+        accepted_tokens=await accepted_tokens(reader, worker_id=row.id),
         refused=await refused_by_code(reader, worker_id=row.id),
         active_s=active_s(sessions),
         earned_uusd=await earned_uusd(reader, row.id),

@@ -127,6 +127,22 @@ class Graded:
 
 
 @dataclass(frozen=True, slots=True)
+class PlayedTurn:
+    """A turn as the record has it: what was sampled, why it stopped, and what the environment placed after it."""
+
+    token_ids: tuple[int, ...]
+    stop_reason: str  # stop | length
+    placed: tuple[int, ...] = ()  # of the newest turn: none yet
+
+
+@dataclass(frozen=True, slots=True)
+class Continued:
+    """The environment answers the newest turn: these tokens follow it, and the model is to go on."""
+
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EnvironmentInfo:
     """What the data plane says about a job's environment. Sizes are None for endless procedural splits."""
 
@@ -149,6 +165,10 @@ class DataPlane(Protocol):
 
     async def grade(self, split: str, index: int, completions: Sequence[Sequence[int]]) -> list[Graded]:
         """Grade completions (token ids) of one prompt, in order."""
+        ...
+
+    async def play(self, split: str, index: int, prompt_ids: Sequence[int], turns: Sequence[PlayedTurn]) -> Graded | Continued:
+        """What the environment makes of a slot's record: its answer to the newest turn, or the outcome of the whole."""
         ...
 
     def reward_metrics(self) -> Mapping[str, float]:

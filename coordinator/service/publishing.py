@@ -153,7 +153,8 @@ async def roll_back(tx: Tx, lost: Publication, *, now: float) -> None:
     others = await tx.select(Lease, group_id=sorted(ids), state=LeaseState.LIVE) if ids else []
     await end_leases(tx, [(lease, LeaseState.DEAD, reason) for lease in others], now=now)
     for rollout in stained:
-        await tx.put(_paid_refusal(rollout, reason, now=now))
+        if rollout.blob is not None:  # else its turns before this one are what is paid
+            await tx.put(_paid_refusal(rollout, reason, now=now))
     await record_event(
         tx, lost.job_id, "policy_rolled_back", {"version": lost.version, "digest": lost.digest, "groups": len(ids)}, now=now
     )

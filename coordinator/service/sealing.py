@@ -11,8 +11,9 @@ from pathlib import Path
 from blake3 import blake3
 
 from coordinator.domain import seal as sealing
-from coordinator.domain.model import Batch, BatchState, Group, GroupState, Job, JobState, Rollout, RolloutState
+from coordinator.domain.model import Batch, BatchState, Group, GroupState, Job, JobState, Rollout, RolloutState, Turn
 from coordinator.domain.states import BATCH, GROUP, JOB, TERMINAL, move
+from coordinator.domain.turns import is_played
 from coordinator.service.batches import batch_file, carried
 from coordinator.service.deps import Deps
 from coordinator.service.interlocking import interlocked
@@ -98,7 +99,8 @@ async def seal_next(deps: Deps, job: Job, known: Known, *, waited_s: float) -> S
         return Sealed()
     chosen = [ready.groups[number] for number in ready.seal.groups]
     members = await deps.store.read(lambda r: _members(r, [g.id for g in chosen]))
-    path, digest = await _write_file(deps, job, ready.seal, chosen, members)
+    turns = await deps.store.read(lambda r: _turns(r, chosen)) if is_played(job.config) else None
+    path, digest = await _write_file(deps, job, ready.seal, chosen, members, turns)
     deps.reach("seal.file_written")
     batch = Batch(
         job_id=job.id,
@@ -120,15 +122,29 @@ async def seal_next(deps: Deps, job: Job, known: Known, *, waited_s: float) -> S
     return Sealed(batch) if sealed else Sealed(is_void=True)
 
 
+async def _turns(reader: Reader, chosen: Sequence[Group]) -> dict[tuple[str, int], list[Turn]]:
+    """The turns before the newest, by slot, in order."""
+    turns: dict[tuple[str, int], list[Turn]] = defaultdict(list)
+    for turn in await reader.select(Turn, group_id=[group.id for group in chosen]):
+        turns[turn.group_id, turn.slot].append(turn)
+    return {key: sorted(some, key=lambda one: one.turn) for key, some in turns.items()}
+
+
 async def _write_file(
-    deps: Deps, job: Job, seal: sealing.Seal, chosen: Sequence[Group], members: Mapping[str, Sequence[Rollout]]
+    deps: Deps,
+    job: Job,
+    seal: sealing.Seal,
+    chosen: Sequence[Group],
+    members: Mapping[str, Sequence[Rollout]],
+    turns: Mapping[tuple[str, int], Sequence[Turn]] | None,
 ) -> tuple[Path, str]:
     blobs = {r.blob for g in chosen for r in members[g.id] if r.blob is not None}
+    blobs |= {turn.blob for some in (turns or {}).values() for turn in some}
     frames = {blob: await deps.blobs.get(blob) for blob in blobs}
     path = batch_path(deps, job.id, job.committed_steps)
 
     def write() -> str:
-        data = batch_file(job.id, job.committed_steps, chosen, members, frames=frames, zero=set(seal.zero_weight))
+        data = batch_file(job.id, job.committed_steps, chosen, members, frames=frames, zero=set(seal.zero_weight), turns=turns)
         write_durably(path, data)
         return blake3(data).hexdigest()
 

@@ -25,6 +25,7 @@ from coordinator.domain.model import (
     PublicationState,
     Rollout,
     RolloutState,
+    Turn,
     Worker,
 )
 from coordinator.domain.states import ROLLOUT, move
@@ -129,6 +130,10 @@ async def read_rows(reader: Reader, batch: Sequence[Sent]) -> list[Rows]:
     groups = {group.id: group for group in await reader.select(Group, id=group_ids)}
     jobs = {job.id: job for job in await reader.select(Job, id=job_ids)}
     rolled_back = {job_id: await _rolled_back(reader, job_id) for job_id in job_ids}
+    turns: dict[str, list[Turn]] = defaultdict(list)
+    if any(rollout.turn for of_group in rollouts.values() for rollout in of_group.values()):
+        for turn in await reader.select(Turn, lease_id=ids):
+            turns[turn.lease_id].append(turn)
 
     def rows_of(sent: Sent) -> Rows:
         lease = leases.get(sent.submission.head.lease_id)
@@ -141,6 +146,7 @@ async def read_rows(reader: Reader, batch: Sequence[Sent]) -> list[Rows]:
             rollouts=rollouts[lease.group_id],
             confirmed=confirmed[sent.worker.id, lease.job_id],
             rolled_back=rolled_back[lease.job_id],
+            turns=tuple(turns[lease.id]),
         )
 
     return [rows_of(sent) for sent in batch]
@@ -232,7 +238,7 @@ def _changes(sent: Sent, judged: Judged, rows: Rows, *, now: float) -> Changes:
     after = {**rows.rollouts, **changed}
     done = None
     if changed and not any(row.state is RolloutState.LEASED and row.lease_id == lease.id for row in after.values()):
-        settled = [row.length for row in after.values() if row.lease_id == lease.id]
+        settled = [row.length for row in after.values() if row.lease_id == lease.id] + [turn.length for turn in rows.turns]
         done = closed(lease, LeaseState.DONE, f"{len(settled)} of {len(lease.slots)} slots accepted", now=now)
         done = replace(done, tokens=sum(settled))
     return Changes(tuple(changed.values()), _aged(rows.group, list(changed.values())), done)
@@ -259,9 +265,9 @@ def _accepted(rollout: Rollout, submission: Submission, place: int, blob: str, *
         blob=blob,
         blob_start=submission.starts[place],
         length=len(done.token_ids),
-        oldest_version=oldest,
-        newest_version=newest,
-        digests={version: digest for version, digest in submission.head.digests.items() if version in used},
+        oldest_version=oldest if rollout.oldest_version is None else min(oldest, rollout.oldest_version),
+        newest_version=newest if rollout.newest_version is None else max(newest, rollout.newest_version),
+        digests={**rollout.digests, **{v: digest for v, digest in submission.head.digests.items() if v in used}},
         stop_reason=done.stop_reason,
         generate_s=done.generate_s,
         accepted_at=now,

@@ -236,7 +236,7 @@ async def _end_group(tx: Tx, group: Group, rollouts: Sequence[Rollout], reason: 
     await end_leases(tx, [(lease, LeaseState.DEAD, words) for lease in leases], now=now)
     if missing:
         await tx.put(*(replace(r, state=move(ROLLOUT, r.state, "group_ended")) for r in missing))
-    event = "voided" if len(missing) == len(rollouts) else "rejected"
+    event = "voided" if group_rules.ends_void(rollouts) else "rejected"
     await tx.put(replace(group, state=move(GROUP, group.state, event), reason=reason, settled_at=now))
 
 

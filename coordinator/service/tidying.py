@@ -24,6 +24,7 @@ from coordinator.domain.model import (
     PublicationState,
     Rollout,
     RolloutState,
+    Turn,
 )
 from coordinator.domain.retention import first_kept
 from coordinator.domain.states import TERMINAL
@@ -113,7 +114,9 @@ async def _kept_groups(reader: Reader, job: Job) -> tuple[int, int]:
 
 async def _blobs_of(reader: Reader, job: Job, number: int) -> set[str]:
     rows = await reader.select(Rollout, job_id=job.id, group_number__ge=number, group_number__lt=number + GROUPS_AT_ONCE)
-    return {rollout.blob for rollout in rows if rollout.blob is not None}
+    played = sorted({rollout.group_id for rollout in rows if rollout.turn})
+    turns = await reader.select(Turn, group_id=played) if played else []
+    return {rollout.blob for rollout in rows if rollout.blob is not None} | {turn.blob for turn in turns}
 
 
 async def tidy_job(deps: Deps, job: Job) -> None:

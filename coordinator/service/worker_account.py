@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coordinator.domain import paying
 from coordinator.domain.model import LedgerEntry, Meter, Posting, QuoteRow, Refusal, Rollout, WorkerSession
-from coordinator.service.accounting import ACCEPTED
+from coordinator.service.accounting import ACCEPTED, accepted_tokens
 from coordinator.service.deps import Deps
 from coordinator.service.ledger import earned_uusd, paid_out_uusd
 from coordinator.service.ports import Reader
@@ -25,7 +25,7 @@ async def account(deps: Deps, worker_id: str) -> Account:
         refusals = await reader.select(Refusal, worker_id=worker_id, order_by="-at", limit=SHOWN_REFUSALS)
         return Account(
             accepted_rollouts=await reader.count(Rollout, worker_id=worker_id, state=ACCEPTED),
-            accepted_tokens=await reader.total(Rollout, "length", worker_id=worker_id, state=ACCEPTED),
+            accepted_tokens=await accepted_tokens(reader, worker_id=worker_id),
             refused_rollouts=await reader.count(Refusal, worker_id=worker_id),
             active_s=round(sum(_seconds(deps, session) for session in sessions), 3),
             earned_uusd=await earned_uusd(reader, worker_id),

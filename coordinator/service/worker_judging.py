@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.domain.admission import CompletionLimits, Refused, Verdict, check_completions, check_lease, check_unneeded
-from coordinator.domain.model import Group, Job, Lease, Rollout, RolloutState, Worker
+from coordinator.domain.model import Group, Job, Lease, Rollout, RolloutState, Turn, Worker
 from coordinator.service.deps import Deps
 from coordinator.service.worker_faults import RefusedWork
 from coordinator.service.worker_submissions import Submission
@@ -24,6 +24,7 @@ class Rows:
     rollouts: Mapping[int, Rollout]  # of the lease's group, by slot
     confirmed: Mapping[int, str]
     rolled_back: frozenset[str]
+    turns: tuple[Turn, ...] = ()  # of the lease: settled, and continued since
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +79,11 @@ def _split(submission: Submission, rows: Rows) -> tuple[tuple[int, ...], list[in
     duplicates, places = [], []
     lease, head = rows.lease, submission.head
     mine = lease is not None and lease.fence == head.fence and bool(rows.rollouts)
+    continued = {turn.slot for turn in rows.turns}
     for place, done in enumerate(submission.completions):
         rollout = rows.rollouts.get(done.slot)
-        if mine and rollout is not None and rollout.lease_id == head.lease_id and rollout.state not in UNSETTLED:
+        is_settled = rollout is not None and rollout.lease_id == head.lease_id and rollout.state not in UNSETTLED
+        if mine and (is_settled or done.slot in continued):
             duplicates.append(done.slot)
         else:
             places.append(place)
@@ -118,7 +121,7 @@ def _limits(deps: Deps, submission: Submission, lease: Lease, job: Job, rows: Ro
     return CompletionLimits(
         vocab_size=job.vocab_size,
         stop_token_ids=job.stop_token_ids,
-        max_new_tokens=job.config.sampling.max_new_tokens,
+        max_new_tokens=lease.max_new_tokens or job.config.sampling.max_new_tokens,
         lease_version=lease.version,
         last_step=lease.last_step,
         bound=job.config.staleness.max,

@@ -84,6 +84,9 @@ TABLES: dict[type[Any], sa.Table] = {
             ("worker_id", "state"),
         ),
     ),
+    model.Turn: _table(
+        "turns", model.Turn, ("group_id", "slot", "turn"), index=(("lease_id",), ("job_id", "accepted_at"), ("worker_id",))
+    ),
     model.Lease: _table(
         "leases",
         model.Lease,

@@ -10,8 +10,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Value = bool | int | float | str | list[int] | list[float] | list[str]
-TYPES = '"digit_sort", "math", "dataset" (rows for `rewards` to score), "reasoning_gym:NAME", "verifiers:PACKAGE" or "python:FILE:FUNCTION"'
-BUILT_IN = ("digit_sort", "math", "dataset")
+TYPES = '"digit_sort", "countdown", "guess_number" (several turns), "math", "code", "dataset" (rows for `rewards` to score), "reasoning_gym:NAME", "verifiers:PACKAGE" or "python:FILE:FUNCTION"'
+BUILT_IN = ("digit_sort", "countdown", "guess_number", "math", "code", "dataset")
 PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
@@ -84,10 +84,20 @@ class EnvironmentConfig(Section):
     use_chat_template: bool = Field(False, description="wrap text prompts as one user message of the tokenizer's template")
     grade_timeout_s: float = Field(15.0, gt=0, le=3600)
     grade_whole_groups: bool = Field(False, description="score a group once all its completions are there, all in one call")
+    max_turns: int = Field(
+        1, ge=1, le=256, description="the most turns of a rollout; above 1: for environments that answer the model"
+    )
+    turn_tokens: int | None = Field(
+        None, ge=1, le=131072, description="the most tokens of one turn; None: what is left of sampling.max_new_tokens"
+    )
+    tool_parser: Literal["hermes", "none"] = Field(
+        "hermes",
+        description='how the model writes a tool call; hermes: <tool_call>{"name": ..., "arguments": {...}}</tool_call>, as Qwen does',
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> EnvironmentConfig:
-        for problem in (self._wrong_rewards(), self._wrong_sources(), self._wrong_curriculum()):
+        for problem in (self._wrong_rewards(), self._wrong_sources(), self._wrong_curriculum(), self._wrong_turns()):
             if problem is not None:
                 raise ValueError(problem)
         return self
@@ -120,6 +130,17 @@ class EnvironmentConfig(Section):
         return next(
             (f"environment.curriculum: low {s.low} is above high {s.high}" for s in self.curriculum if s.low > s.high), None
         )
+
+    def _wrong_turns(self) -> str | None:
+        if self.max_turns == 1:
+            if self.turn_tokens is not None:
+                return "environment.turn_tokens bounds a turn of several: set environment.max_turns too, or remove it"
+            return None
+        if self.rewards:
+            return "environment.rewards score one completion, and with environment.max_turns an environment scores its rollouts itself: remove one"
+        if self.grade_whole_groups:
+            return "environment.grade_whole_groups looks at single completions: remove it, or environment.max_turns"
+        return None
 
     def files(self) -> Iterator[NamedFile]:
         """Every file that the section names, with the field."""

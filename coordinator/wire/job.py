@@ -108,6 +108,29 @@ class AlgorithmConfig(Section):
         )
 
 
+class LearnerConfig(Section):
+    """How the learner computes a step; what it computes is [algorithm]'s. `docs/learner.md` says what each costs and saves."""
+
+    ranks: int = Field(1, ge=1, le=64, description="processes on the coordinator's host that share the model (FSDP2), one a GPU")
+    packing: bool = Field(True, description="rollouts of a micro-batch one behind the other, without padding")
+    gradient_checkpointing: bool = Field(False, description="layers keep their inputs alone and compute the rest twice")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="bfloat16: layers compute in it (autocast); masters, head, log-probs and gradients stay float32"
+    )
+
+
+class LoraConfig(Section):
+    """Low-rank adapters instead of all weights (arXiv 2106.09685), without dropout."""
+
+    rank: int = Field(16, ge=1, le=1024)
+    alpha: int = Field(32, ge=1, le=65536, description="an adapter counts alpha / rank times")
+    targets: tuple[str, ...] = Field(
+        ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        min_length=1,
+        description="last part of the names of the linear layers that get an adapter",
+    )
+
+
 class StalenessConfig(Section):
     """The user's dial."""
 
@@ -172,6 +195,8 @@ class JobConfig(Section):
     seed: int = Field(0, ge=0, lt=2**63)
     environment: EnvironmentConfig
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    learner: LearnerConfig = LearnerConfig()
+    lora: LoraConfig | None = Field(None, description="absent: all weights learn")
     staleness: StalenessConfig = StalenessConfig()
     sampling: SamplingConfig = SamplingConfig()
     checkpoints: CheckpointConfig = CheckpointConfig()

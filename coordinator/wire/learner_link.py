@@ -158,5 +158,7 @@ ANSWERS: TypeAdapter[Answer] = TypeAdapter(Answer)
 #   prompt_ids int32 [P], prompt_lengths int32 [N], token_ids int32 [T], lengths int32 [N], logprobs float32 [T],
 #   versions int32 [T], rewards float32 [N] (NaN: no score, out of baseline and loss), group int32 [N] (0..B-1),
 #   truncated uint8 [N] (1: stopped at the cap), weight float32 [N] (0: carried but not trained, as in no_signal)
+# and, only where a completion holds tokens that the environment put in (several turns, tools):
+#   sampled bool [T] (False: context, not the policy's: no log-prob, version, weight or count; write 0 for the first two; absent: all True)
 # and metadata {"job": ..., "step": ..., "format": "echo2-batch-1"}.
 BATCH_FORMAT = "echo2-batch-1"

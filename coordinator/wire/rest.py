@@ -243,8 +243,9 @@ class RolloutView(RestAnswer):
     outcome: str = Field(description="the group's state and its reason")
     prompt: str
     prompt_ids: tuple[int, ...]
-    completion: str
-    length: int
+    completion: str = Field(description="with several turns: all that follows the prompt, the environment's words too")
+    length: int = Field(description="sampled tokens; with several turns those of the newest")
+    turns: int = Field(description="begun so far")
     reward: float | None
     detail: str
     oldest_version: int | None

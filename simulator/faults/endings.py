@@ -49,6 +49,7 @@ def _plan(*faults: Fault, **fields: object) -> Schedule:
         "activation": "all",
         "budget_usd": None,
         "crash_commits": (),
+        "turns": 1,
     }
     return replace(schedule(0), **{**calm, **fields})  # type: ignore[arg-type]
 
@@ -99,6 +100,22 @@ ENDINGS: tuple[Ending, ...] = (
         "no learner while finishing",
         _plan(_at("finishing", "learners_refuse"), _at("finishing", "coordinator_crash"), disk_s=SLOW_DISK),
         FAILED,
+    ),
+    Ending(
+        "a group ends while an environment is asked",
+        _plan(
+            Fault(2.0, "learner_crash", -1, 0.0, 1.0, after_step=2),
+            workers=(HONEST, HONEST),
+            turns=3,
+            group_size=4,
+            groups_per_step=1,
+            bound=3,
+            steps=5,
+            grade_s=2.5,
+            checkpoint_every=100,
+        ),
+        tries=20,
+        fires=("rollout", "accepted", "group_ended"),
     ),
     Ending("drained twice", _plan(Fault(3.0, "drain", 0, 4.0), Fault(3.0, "drain", 0, 4.0), group_size=4, groups_per_step=3)),
     Ending("drained and quarantined", _plan(Fault(3.0, "drain", 0, 4.0), Fault(3.01, "quarantine", 0, 3.0), group_size=4)),

@@ -31,6 +31,7 @@ from coordinator.domain.model import (
     Refusal,
     Rollout,
     RolloutState,
+    Turn,
     Worker,
 )
 from coordinator.domain.states import TERMINAL
@@ -44,6 +45,7 @@ from simulator.faults.retention import Weights
 from simulator.faults.seals import Seals
 from simulator.faults.store import Change
 from simulator.faults.timers import Timers
+from simulator.faults.turns import Turns
 from worker_node.domain import instructions as do
 
 if TYPE_CHECKING:
@@ -67,7 +69,7 @@ class Laws:
     def __init__(self, world: World) -> None:
         self._world = world
         self._tables = world.rows.tables
-        self._acked: dict[tuple[str, int], tuple[str, str]] = {}  # (group, slot) -> (lease, worker)
+        self._acked: set[tuple[str, int, str]] = set()  # group, slot, lease
         self._replies = 0
         self._before_restart: dict[type[Any], dict[Any, Any]] = {}
         self.seals = Seals(world)
@@ -75,6 +77,7 @@ class Laws:
         self.money = Money(world)
         self.leased = Leased(world)
         self.weights = Weights(world)
+        self.turns = Turns(world)
         self._looks: dict[type[Any], Callable[[Any, Any], None]] = {
             Rollout: self._rollout,
             Group: self._group,
@@ -86,6 +89,7 @@ class Laws:
             Job: self._job,
             Worker: self._session,
             Metric: self._metric,
+            Turn: self.turns.turn,
         }
 
     # --- told by the world
@@ -137,14 +141,21 @@ class Laws:
         lease = self._tables[Lease].get(sent.lease_id)
         slots = sorted({*reply.accepted, *reply.duplicates})
         for slot in slots:
-            row = self._tables[Rollout].get((lease.group_id, slot)) if lease is not None else None
-            if row is None or row.state not in SETTLED or row.lease_id != sent.lease_id:
+            if lease is None or self._settled(lease.group_id, slot, sent.lease_id) is None:
+                row = self._tables[Rollout].get((lease.group_id, slot)) if lease is not None else None
                 self._broke(f"law 2: slot {slot} of {sent.lease_id} was acknowledged and its row says {row}")
                 return
-            self._acked[row.group_id, slot] = (sent.lease_id, worker.id)
+            self._acked.add((lease.group_id, slot, sent.lease_id))
         self._replies += 1
         if slots and self._replies % RECEIPTS_EVERY == 0:
             self._receipt(worker, sent, slots, reply.receipt)
+
+    def _settled(self, group_id: str, slot: int, lease_id: str) -> Rollout | Turn | None:
+        """What a lease settled: the slot's row, or one of its turns that are over."""
+        row: Rollout | None = self._tables[Rollout].get((group_id, slot))
+        if row is None or (row.state in SETTLED and row.lease_id == lease_id):
+            return row
+        return next((turn for turn in self.turns.of(group_id, slot, row.turn) if turn.lease_id == lease_id), None)
 
     # --- rows
 
@@ -180,7 +191,15 @@ class Laws:
     def _rollout(self, before: Rollout | None, after: Rollout) -> None:
         if before is None:
             return
-        if before.accepted_at is not None:
+        if before.accepted_at is not None and after.turn == before.turn + 1:
+            turn = self._tables[Turn].get((after.group_id, after.slot, before.turn))
+            kept = ("lease_id", "worker_id", "blob", "blob_start", "length", "stop_reason", "generate_s", "accepted_at")
+            if before.state is not RolloutState.ACCEPTED or any(getattr(turn, name, "") != getattr(before, name) for name in kept):
+                self._broke(f"law 2: {before} went on to its next turn, and what was settled became {turn}")
+            aged = ("oldest_version", "newest_version", "digests", "worker_id")
+            if any(getattr(before, name) != getattr(after, name) for name in aged):
+                self._broke(f"law 1: {before} forgot its versions: {after}")
+        elif before.accepted_at is not None:
             fixed = ("lease_id", "worker_id", "blob", "blob_start", "length", "digests", "accepted_at", "oldest_version")
             changed = [name for name in fixed if getattr(before, name) != getattr(after, name)]
             if changed:
@@ -228,17 +247,21 @@ class Laws:
     def audit(self) -> None:
         """The product's own audit, and what was acknowledged."""
         tables = self._tables
-        found = {kind: list(tables[kind].values()) for kind in (Group, Rollout, Lease, Batch, Publication)}
+        found = {kind: list(tables[kind].values()) for kind in (Group, Rollout, Lease, Batch, Publication, Turn)}
         refusals = [row for row in tables[Refusal].values() if row.job_id]
-        report = audit(self._world.job, found[Group], found[Rollout], found[Lease], found[Batch], found[Publication], refusals)
+        report = audit(
+            self._world.job, found[Group], found[Rollout], found[Lease], found[Batch], found[Publication], refusals, found[Turn]
+        )
         if not report.ok:
             self._broke("the audit found: " + "; ".join(report.findings))
-        for (group_id, slot), (lease_id, _) in self._acked.items():
-            row = tables[Rollout][group_id, slot]
-            if row.state not in SETTLED or row.lease_id != lease_id:
+        for group_id, slot, lease_id in sorted(self._acked):
+            row = self._settled(group_id, slot, lease_id)
+            if row is None:
+                now = tables[Rollout][group_id, slot]
                 self._broke(
-                    f"law 2: {group_id} slot {slot} was acknowledged under {lease_id}; its row is {row.state} under {row.lease_id}"
+                    f"law 2: {group_id} slot {slot} was acknowledged under {lease_id}; its row is {now.state} under {now.lease_id}"
                 )
+                return
             group = tables[Group][group_id]
             if group.state in (GroupState.ISSUED, GroupState.READY) and row.blob not in self._world.host.blobs:
                 self._broke(f"law 2: the tokens of {group_id} slot {slot} are gone before the group settled")
@@ -255,7 +278,7 @@ class Laws:
         self.audit()
         self.seals.at_the_end()
         self.money.at_the_end()
-        for (group_id, slot), _ in self._acked.items():
+        for group_id, slot, _ in sorted(self._acked):
             if self._tables[Group][group_id].state not in (GroupState.TRAINED, GroupState.REJECTED):
                 self._broke(
                     f"law 2: {group_id} slot {slot} was acknowledged and its group is {self._tables[Group][group_id].state}"

@@ -17,6 +17,7 @@ from coordinator.domain.model import (
     PublicationState,
     Rollout,
     RolloutState,
+    Turn,
     Worker,
     WorkerState,
 )
@@ -39,14 +40,16 @@ class Leased:
         self._tables = world.rows.tables
 
     def lease(self, before: Lease | None, lease: Lease) -> None:
-        """A new lease is within every rule."""
+        """A new lease is within every rule; one that is done counts the tokens that it brought."""
         if before is not None:
+            self._done(lease)
             return
         job, worker = self._world.job, self._tables[Worker][lease.worker_id]
         now, settings = self._world.host.clock.now(), self._world.settings
         group: Group = self._tables[Group][lease.group_id]
         public = self._tables[Publication].get((job.id, lease.version, lease.digest))
         slots = [self._tables[Rollout][lease.group_id, slot] for slot in lease.slots]
+        ages = [lease.version, *(row.oldest_version for row in slots if row.oldest_version is not None)]
         leased = sum(r.state is RolloutState.LEASED and r.worker_id == worker.id for r in self._tables[Rollout].values())
         wrong = {
             f"job is {job.state}": job.state is not JobState.RUNNING,
@@ -54,7 +57,7 @@ class Leased:
             f"session is {worker.session_epoch}": lease.session_epoch != worker.session_epoch,
             "version is not published": public is None or public.state is not PublicationState.PUBLISHED,
             "version is not confirmed": (worker.id, job.id, lease.version, lease.digest) not in self._tables[Holding],
-            f"last step is {lease.last_step}": lease.last_step != lease.version + job.config.staleness.max,
+            f"last step is {lease.last_step}": lease.last_step != min(lease.version, *ages) + job.config.staleness.max,
             f"step is {job.committed_steps}": job.committed_steps > lease.version + job.config.staleness.max,
             f"fence of the group is {group.fence}": lease.fence > group.fence or not lease.id.endswith(f"/f{lease.fence}"),
             f"slots are {[row.state for row in slots]}": any(
@@ -70,6 +73,12 @@ class Leased:
         for words, broken in wrong.items():
             if broken:
                 self._broke(f"laws 1 to 3: lease {lease.id} on version {lease.version} was granted to {worker.name}; {words}")
+
+    def _done(self, lease: Lease) -> None:
+        settled = [row.length for row in self._tables[Rollout].values() if row.lease_id == lease.id and row.accepted_at is not None]
+        settled += [turn.length for turn in self._tables[Turn].values() if turn.lease_id == lease.id]
+        if lease.state is LeaseState.DONE and lease.tokens != sum(settled):
+            self._broke(f"law 7: lease {lease.id} is done and counts {lease.tokens} tokens, its slots have {settled}")
 
     def _latest(self, group: Group) -> int:
         """The step that a group is trained in if all unsettled ones before it are trained first."""
@@ -115,19 +124,17 @@ class Leased:
             self._broke(
                 f"law 1: {place} with version {row.oldest_version} was accepted at step {job.committed_steps}, S {job.config.staleness.max}"
             )
-        if row.oldest_version < lease.version or row.newest_version > lease.last_step:
-            self._broke(
-                f"law 1: {place} carries {row.oldest_version}..{row.newest_version}, its lease {lease.version}..{lease.last_step}"
-            )
-        self._bytes(row, lease, place)
-        self._digests(row, lease, place)
+        made = self._bytes(before, row, lease, place)
+        if made and (min(made) < lease.version or max(made) > lease.last_step):
+            self._broke(f"law 1: {place} carries {min(made)}..{max(made)}, its lease {lease.version}..{lease.last_step}")
+        self._digests(row, lease, made, place)
 
-    def _bytes(self, row: Rollout, lease: Lease, place: str) -> None:
-        """What lies in the blob is what the row says, and what the grant asked for."""
+    def _bytes(self, before: Rollout, row: Rollout, lease: Lease, place: str) -> set[int]:
+        """What lies in the blob is what the row says, and what the grant asked for; the versions in it."""
         stored = self._world.host.blobs.get(row.blob or "")
         if stored is None:
             self._broke(f"law 2: {place} was accepted and its tokens are not stored")
-            return
+            return set()
         raw, arrays = decode_frame(stored[0])
         head = SubmitHead.model_validate_json(raw)
         if (head.lease_id, head.fence, head.session_epoch) != (lease.id, lease.fence, lease.session_epoch):
@@ -143,7 +150,8 @@ class Leased:
             and bool((logprobs <= 0).all())
             and float(logprobs.min()) >= -104.0
             and bool((versions[1:] >= versions[:-1]).all())
-            and (int(versions[0]), int(versions[-1])) == (row.oldest_version, row.newest_version)
+            and _span(before, int(versions[0]), int(versions[-1])) == (row.oldest_version, row.newest_version)
+            and row.length <= (lease.max_new_tokens or self._world.job.config.sampling.max_new_tokens)
             and (row.stop_reason == "stop") == stop
             and row.generate_s * self._world.settings.fastest_tokens_per_s >= row.length
         )
@@ -151,11 +159,14 @@ class Leased:
             self._broke(
                 f"law 4: {place} was accepted with tokens {ids.tolist()}, log-probs {logprobs.tolist()}, versions {versions.tolist()}"
             )
+        return {int(version) for version in versions}
 
-    def _digests(self, row: Rollout, lease: Lease, place: str) -> None:
+    def _digests(self, row: Rollout, lease: Lease, made: set[int], place: str) -> None:
         """Law 3: every version in it was confirmed by this worker, is not rolled back, and is what the engine really held."""
         worker = self._world.worker(lease.worker_id)
-        for number, digest in row.digests.items():
+        if not made <= {int(number) for number in row.digests}:
+            self._broke(f"law 3: {place} was made by versions {sorted(made)} and names {sorted(row.digests)}")
+        for number, digest in ((number, digest) for number, digest in row.digests.items() if int(number) in made):
             holding = self._tables[Holding].get((lease.worker_id, lease.job_id, int(number), digest))
             public = self._tables[Publication].get((lease.job_id, int(number), digest))
             if holding is None or public is None:
@@ -169,3 +180,10 @@ class Leased:
 
     def _broke(self, words: str) -> None:
         self._world.broke(words)
+
+
+def _span(before: Rollout, oldest: int, newest: int) -> tuple[int, int]:
+    """The versions of a slot with those of its earlier turns."""
+    if before.oldest_version is None or before.newest_version is None:
+        return oldest, newest
+    return min(oldest, before.oldest_version), max(newest, before.newest_version)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from coordinator.domain.model import Job, Lease, LedgerAccount, LedgerEntry, Meter, Posting, QuoteRow, Refusal, Rollout
+from coordinator.domain.model import Job, Lease, LedgerAccount, LedgerEntry, Meter, Posting, QuoteRow, Refusal, Rollout, Turn
 from pricing.money import usd_to_uusd
 from simulator.faults.store import Change
 
@@ -99,6 +99,8 @@ class Money:
             if row.accepted_at is not None:
                 lease: Lease = self._tables[Lease][row.lease_id]
                 tokens[lease.quote_id or ""] += row.length
+        for turn in self._tables[Turn].values():
+            tokens[self._tables[Lease][turn.lease_id].quote_id or ""] += turn.length
         for refusal in self._tables[Refusal].values():
             if refusal.paid and refusal.quote_id is not None:
                 tokens[refusal.quote_id] += refusal.tokens

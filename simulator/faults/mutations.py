@@ -7,9 +7,23 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
-from coordinator.domain import accounting, admission, canary, grant, groups, leases, paying, publication, seal, staleness, workers
+from coordinator.domain import (
+    accounting,
+    admission,
+    canary,
+    grant,
+    groups,
+    leases,
+    paying,
+    publication,
+    seal,
+    staleness,
+    turns,
+    workers,
+)
 from coordinator.domain.model import GroupState, PublicationState, RolloutState
 from coordinator.service import (
+    batches,
     driving,
     enrolment,
     leasing,
@@ -336,6 +350,37 @@ def _pay_refused_twice(patch: Patch) -> None:
     patch.function(real, record)
 
 
+# Slots that an environment continues
+
+
+def _record_cut(patch: Patch) -> None:
+    patch.function(turns.record, lambda some: tuple(token for turn in some for token in turn.token_ids[: turn.length]))
+
+
+def _placed_as_sampled(patch: Patch) -> None:
+    real = batches._turn
+
+    def turn(arrays: Any, row: Any) -> Any:
+        made = real(arrays, row)
+        return replace(made, sampled=made.sampled | True)
+
+    patch.function(real, turn)
+
+
+def _newest_turn_only(patch: Patch) -> None:
+    real = submitting._accepted
+    patch.function(real, lambda row, *args, **named: real(replace(row, oldest_version=None), *args, **named))
+
+
+def _forget_turns(patch: Patch) -> None:
+    real = submitting.read_rows
+
+    async def read_rows(*args: Any) -> Any:
+        return [replace(rows, turns=()) for rows in await real(*args)]
+
+    patch.function(real, read_rows)
+
+
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("fence dropped", "a submission's fence is not compared", "2", _drop_the_fence),
     Mutant("lease of another", "a submission's worker is not compared", "2", _any_worker),
@@ -378,5 +423,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("one side", "a reservation does not leave the job's funds", "7", _one_sided),
     Mutant("funded twice", "a job is given twice its budget", "7", _fund_twice),
     Mutant("refusal paid twice", "a refused slot is paid each time it is sent", "7", _pay_refused_twice),
+    Mutant("record cut", "a turn goes on without what the environment placed", "2", _record_cut),
+    Mutant("placed as sampled", "tokens that the environment placed are trained on", "1", _placed_as_sampled),
+    Mutant("newest turn only", "the age of a slot is that of its newest turn", "1", _newest_turn_only),
+    Mutant("turns forgotten", "turns that are over count nothing when their lease is closed", "7", _forget_turns),
 )
 BY_NAME: Mapping[str, Mutant] = {mutant.name: mutant for mutant in MUTANTS}

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from coordinator.domain.model import Job
 from coordinator.domain.seeds import derive
 from coordinator.service.job_ports import BaseSnapshot, LearnerLost, PublishFailed, PublishInterrupted, SignedHop, SignedManifest
-from coordinator.service.ports import EnvironmentBroken, EnvironmentInfo, Graded, Prompt
+from coordinator.service.ports import Continued, EnvironmentBroken, EnvironmentInfo, Graded, PlayedTurn, Prompt
 from coordinator.wire import learner_link as link
 from coordinator.wire.canary import scripted_canary
 from p2p.domain.hops import Hop, hops_of, pieces_named
@@ -31,6 +31,9 @@ VOCAB = 16
 STOP_TOKEN = 1
 FIRST_WEIGHTS = blake3(b"start").hexdigest()
 RAW_BYTES = 1000
+NEW_TOKENS = 24  # of a rollout
+TURN_TOKENS = 12  # of one turn of several
+OVER = 0.25  # chance that an environment ends after a turn
 
 
 @dataclass(slots=True)
@@ -270,6 +273,19 @@ class SimPlane:
         if split == "train":
             await asyncio.sleep(self._plan.grade_s)
         return [self.graded(index, tuple(ids)) for ids in completions]
+
+    async def play(self, split: str, index: int, prompt_ids: Sequence[int], turns: Sequence[PlayedTurn]) -> Graded | Continued:
+        """After the time that grading takes."""
+        await asyncio.sleep(self._plan.grade_s)
+        return self.played(split, index, prompt_ids, turns)
+
+    def played(self, split: str, index: int, prompt_ids: Sequence[int], turns: Sequence[PlayedTurn]) -> Graded | Continued:
+        """A function of the record: one or two tokens of the environment's, while turns and tokens are left and it is not over."""
+        ids = tuple(token for turn in turns for token in (*turn.token_ids, *turn.placed))
+        rng = Random(derive(self._plan.seed, split, index, len(prompt_ids), *ids))  # noqa: S311 (seeded on purpose)
+        placed = tuple(rng.randrange(4, VOCAB) for _ in range(rng.choice((1, 2))))
+        is_over = len(turns) >= self._plan.turns or len(ids) + len(placed) >= NEW_TOKENS or rng.random() < OVER
+        return self.graded(index, ids) if is_over else Continued(placed)
 
     def graded(self, index: int, ids: Sequence[int]) -> Graded:
         """A function of the schedule's seed, the prompt and the tokens."""

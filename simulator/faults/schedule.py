@@ -79,6 +79,7 @@ class Schedule:
     broken_plane: bool = False  # the environment never starts
     activation: Literal["market", "all"] = "market"
     budget_usd: float | None = None
+    turns: int = 1  # the most of a rollout
     crash_commits: tuple[tuple[int, Literal["before", "after"]], ...] = field(default_factory=tuple)
 
     def __str__(self) -> str:
@@ -119,6 +120,7 @@ def schedule(seed: int) -> Schedule:
         activation=rng.choice(("market", "all")),
         budget_usd=rng.choice((None, None, 0.03, 0.1, 5.0)),
         crash_commits=_crash_commits(rng),
+        turns=Random(derive(seed, "turns")).choice((1, 1, 3)),  # noqa: S311 (seeded on purpose)
     )
 
 

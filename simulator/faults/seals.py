@@ -45,7 +45,10 @@ class Seals:
         least = config.group_size if config.min_group is None else config.min_group
         outcomes = sum(row.state in GRADED for row in rows)
         scored = sum(row.state is RolloutState.SCORED for row in rows)
-        under_way = any(row.state in (RolloutState.LEASED, RolloutState.ACCEPTED) for row in rows)
+        under_way = any(
+            row.state in (RolloutState.LEASED, RolloutState.ACCEPTED) or (row.state is RolloutState.OPEN and row.turn)
+            for row in rows
+        )
         if under_way or outcomes < least or scored < max(2, config.min_group or 0):
             self._broke(f"DESIGN 4.5: group {group.number} closed with slots {[row.state.value for row in rows]}")
         self._ready_at[group.id] = self._world.loop.time()
@@ -140,6 +143,8 @@ class Seals:
             self._broke(f"law 1: step {step} trains on versions {int(versions.min())}..{int(versions.max())}, S is {bound}")
         if len(lengths) != row.rollouts or int(lengths.sum()) != len(versions):
             self._broke(f"law 10: the batch of step {step} counts {row.rollouts} rollouts, its file holds {len(lengths)}")
+        if not earlier:
+            world.laws.turns.trained(step, row.groups, arrays.get("sampled"), arrays["token_ids"])
 
     def _committed(self, batch: Batch) -> None:
         world = self._world

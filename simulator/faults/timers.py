@@ -109,7 +109,7 @@ class Timers:
                 yield f"group {group.number} is issued and no step can train it", SOON_S
         driven = self._world.host.deps is not None and job.id in self._world.host.deps.live
         for row in self._tables[Rollout].values():
-            place = f"group {row.group_number} slot {row.slot}"
+            place = f"group {row.group_number} slot {row.slot}" + (f" turn {row.turn}" if row.turn else "")
             if driven and row.state is RolloutState.ACCEPTED:
                 yield f"{place} is accepted and not graded", GRADED_S
             if live and row.state in (RolloutState.OPEN, RolloutState.LEASED) and groups[row.group_id].state in ENDED:

@@ -255,6 +255,8 @@ class SimWorker:
         reply = await self.line.call(
             ask.epoch, lambda front, sender: front.lease(sender, request, lambda: self.life == life), timeout_s=timeout_s
         )
+        for lease in reply.leases:
+            self.world.laws.turns.granted(lease)
         self.deadlines |= {lease.lease_id: lease.deadline for lease in reply.leases}
         self._push(granted(reply, ask.epoch, offset_s=self._clock() - self.line.wall()))
 

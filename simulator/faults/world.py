@@ -44,7 +44,7 @@ from simulator.faults.happen import fund, happen, tend
 from simulator.faults.host import EPOCH, Host
 from simulator.faults.hostile import HostileWorker
 from simulator.faults.laws import Laws
-from simulator.faults.parts import Truth
+from simulator.faults.parts import NEW_TOKENS, TURN_TOKENS, Truth
 from simulator.faults.patching import Patch, planted
 from simulator.faults.schedule import HOSTILE, Schedule, schedule
 from simulator.faults.store import Change, Rows
@@ -338,7 +338,12 @@ def _job(plan: Schedule) -> Job:
         name="faults",
         model="m",
         seed=plan.seed % 2**63,
-        environment=EnvironmentConfig(type="digit_sort", grade_timeout_s=10.0),
+        environment=EnvironmentConfig(
+            type="digit_sort",
+            grade_timeout_s=10.0,
+            max_turns=plan.turns,
+            turn_tokens=None if plan.turns == 1 else TURN_TOKENS,
+        ),
         algorithm=AlgorithmConfig(
             group_size=plan.group_size,
             groups_per_step=plan.groups_per_step,
@@ -346,7 +351,7 @@ def _job(plan: Schedule) -> Job:
             max_replacements=plan.max_replacements,
         ),
         staleness=StalenessConfig(max=plan.bound, publish_every=plan.publish_every, on_update=plan.on_update),
-        sampling=SamplingConfig(max_new_tokens=24),
+        sampling=SamplingConfig(max_new_tokens=NEW_TOKENS),
         checkpoints=CheckpointConfig(every_steps=plan.checkpoint_every, eval_every_steps=4, eval_prompts=2),
         workers=WorkersConfig(engines=("scripted",), activation=plan.activation),
         budget=BudgetConfig(steps=plan.steps, usd=plan.budget_usd),

@@ -99,6 +99,24 @@ def started(tmp_path: Path, model: Path, **crash: str) -> tuple[Cluster, str]:
     return cluster, job_id
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("point", ["play.before_rows:4", "play.rows_written:6", "submit.rows_written:9"])
+def test_coordinator_killed_between_turns(point: str, tmp_path: Path, tiny_model: Path) -> None:
+    """Rollouts of several turns go on from their rows: no turn is lost, none is paid twice."""
+    job = scripted_job(tiny_model, budget={"steps": 4}, sampling={"max_new_tokens": 60})
+    job["environment"] = {"type": "guess_number", "max_turns": 3, "turn_tokens": 8}
+    cluster = Cluster(tmp_path)
+    with cluster:
+        cluster.start_coordinator(crash_at=point)
+        job_id = cluster.submit(job)
+        cluster.start_worker("one")
+        cluster.start_worker("two")
+        assert cluster.coordinator is not None
+        cluster.until(lambda: cluster.coordinator.poll() == -signal.SIGKILL, f"the coordinator reaches {point}", within_s=150)
+        check_end(cluster, job_id, steps=4)
+        assert cluster.rows("SELECT count(*) > 0 FROM turns WHERE job_id = ?", job_id) == [(1,)]
+
+
 @pytest.mark.parametrize("point", cases(COORDINATOR_POINTS))
 def test_coordinator_killed_at(point: str, tmp_path: Path, tiny_model: Path) -> None:
     """The coordinator dies at a commit point and is started again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,74 @@ class WordTaskset(vf.Taskset[WordTask, vf.TasksetConfig]):
 
 __all__ = ["WordTaskset"]
 """
+
+
+# Of several turns: its own environment asks twice, offers a tool, and a stop and a reward look at the whole trace. The share of digits varies.
+QUIZ = """
+import verifiers.v1 as vf
+
+class Sums(vf.Toolset[vf.ToolsetConfig]):
+    @vf.tool
+    def add(self, a: int, b: int) -> int:
+        return a + b
+
+class QuizTask(vf.Task[vf.TaskData]):
+    @classmethod
+    def toolsets(cls, config):
+        return [Sums(vf.ToolsetConfig())]
+
+    @vf.reward
+    async def digits(self, trace: vf.Trace) -> float:
+        said = "".join(m.content or "" for m in trace.assistant_messages)
+        return sum(c.isdigit() for c in said) / max(len(said), 1)
+
+class QuizTaskset(vf.Taskset[QuizTask, vf.TasksetConfig]):
+    def load(self):
+        for n in range(3):
+            yield QuizTask(vf.TaskData(prompt=f"{n} + {n}?"), self.config.task)
+
+class QuizConfig(vf.EnvConfig):
+    student: vf.AgentConfig = vf.AgentConfig()
+
+class QuizEnv(vf.Env[QuizConfig]):
+    async def run(self, task, agents):
+        async with agents.student.interaction(task) as talk:
+            await talk.turn()
+            await talk.turn("twice that?")
+
+__all__ = ["QuizTaskset", "QuizEnv"]
+"""
+# The same deeds as above, now in a rollout's second turn.
+ROLLOUT = """
+import os, socket
+
+async def rollout(client, row):
+    messages = [{"role": "user", "content": row["prompt"]}]
+    for number in range(3):
+        reply = await client.chat.completions.create(messages=messages)
+        said = reply.choices[0].message.content
+        messages += [reply.choices[0].message, {"role": "user", "content": "and?"}]
+        letter = ord(said[0]) % 16 if said else 15
+        if number == 1:
+            if letter == 0:
+                while True: pass
+            if letter == 1: os.fork()
+            if letter == 2: kept = [bytes(64 << 20) for _ in range(1000)]
+            if letter == 3: open("/tmp/echo2-environment-stolen", "w")
+            if letter == 4: socket.create_connection(("127.0.0.1", 22), timeout=1)
+            if letter == 5: os._exit(3)
+            if letter == 6:
+                forged = b'{"id":"0","graded":[["scored",5000.0,"forged",""]],"metrics":{}}'
+                for place in range(64):
+                    try: os.write(place, len(forged).to_bytes(4, "little") + forged)
+                    except OSError: pass
+    return sum(c.isdigit() for c in said) / max(len(said), 1)
+"""
+# One letter a token, and turns that end as the model ends them.
+TEMPLATE = (
+    "{% if tools %}tools {{ tools | map(attribute='function') | map(attribute='name') | join(' ') }}. {% endif %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}<eos>{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
 
 
 @pytest.fixture
@@ -136,4 +205,71 @@ def test_a_job_goes_on_with_ungradable_completions_counted(tmp_path: Path, job: 
         print(f"\nrollouts by outcome: {dict(states)}")
         assert states["grader_failed"] + states["grader_timeout"] > 0
         assert max(rewards) <= 1.0
+        assert not Path("/tmp/echo2-environment-stolen").exists()
+
+
+def played(cluster: Cluster, job_id: str) -> tuple[dict[str, int], dict[int, int]]:
+    """Rollouts by outcome, and by the number of their turns."""
+    states = Counter(state for (state,) in cluster.rows("SELECT state FROM rollouts WHERE job_id = ?", job_id))
+    turns = Counter(
+        turn + 1 for (turn,) in cluster.rows("SELECT turn FROM rollouts WHERE job_id = ? AND reward IS NOT NULL", job_id)
+    )
+    return dict(states), dict(turns)
+
+
+@pytest.mark.long
+def test_rollouts_of_several_turns_train_a_model(tmp_path: Path, job: dict[str, Any], tiny_model: Path) -> None:
+    """A real package for verifiers with its own environment and a tool, and the built-in one, on the torch engine."""
+    pytest.importorskip("verifiers", reason="the extra for verifiers is not installed")
+    installed, model = tmp_path / "installed", tmp_path / "chat"
+    installed.mkdir()
+    (installed / "echo2_quiz.py").write_text(QUIZ)
+    shutil.copytree(tiny_model, model)
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    sections = {
+        "quiz": {"type": "verifiers:echo2_quiz", "max_turns": 4, "turn_tokens": 8},
+        "guess": {"type": "guess_number", "max_turns": 3, "turn_tokens": 8},
+    }
+    with Cluster(tmp_path, variables={"PYTHONPATH": str(installed)}) as cluster:
+        cluster.start_coordinator()
+        cluster.start_worker("w", engine="torch", options=("--slots", "8"))
+        for name, section in sections.items():
+            made = {**job, "model": str(model), "name": name, "environment": section, "sampling": {"max_new_tokens": 120}}
+            job_id = cluster.submit(made)
+            ended = cluster.until_ended(job_id, within_s=300, restart=False)
+            assert (ended["state"], ended["committed_steps"]) == ("completed", 3), ended["reason"]
+            report = cluster.audit(job_id)
+            assert report["ok"], report["findings"]
+            states, turns = played(cluster, job_id)
+            print(f"\n{name}: rollouts {states}, scored ones by turns {turns}, turns that went on {report['counts']['turns']}")
+            assert states["scored"] >= 3 * 2 * 4
+            assert max(turns) >= 2
+            assert {"reward/logged/turns", "reward/logged/guess/turns"} & metrics(cluster, job_id)
+
+
+@pytest.mark.long
+def test_a_job_goes_on_when_rollouts_of_several_turns_misbehave(tmp_path: Path, job: dict[str, Any]) -> None:
+    """Loops, forks, memory, files, sockets, exits and forged results in a second turn: none is a score, and the job ends as planned."""
+    code = tmp_path / "play.py"
+    code.write_text(ROLLOUT)
+    job["environment"] = {
+        "type": f"python:{code}:rollout",
+        "train": str(tmp_path / "rows.jsonl"),
+        "max_turns": 3,
+        "turn_tokens": 6,
+        "grade_timeout_s": 1.0,
+    }
+    job["sampling"] = {"max_new_tokens": 60}
+    with Cluster(tmp_path) as cluster:
+        cluster.start_coordinator()
+        cluster.start_worker("w")
+        job_id = cluster.submit(job)
+        ended = cluster.until_ended(job_id, within_s=300, restart=False)
+        assert ended["state"] == "completed", ended["reason"]
+        assert cluster.audit(job_id)["ok"]
+        states, turns = played(cluster, job_id)
+        print(f"\nrollouts {states}, scored ones by turns {turns}")
+        assert states.get("grader_failed", 0) + states.get("grader_timeout", 0) > 0
+        assert set(turns) == {3}
+        assert max(reward for (reward,) in cluster.rows("SELECT reward FROM rollouts WHERE reward IS NOT NULL")) <= 1.0
         assert not Path("/tmp/echo2-environment-stolen").exists()

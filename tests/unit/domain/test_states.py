@@ -83,16 +83,13 @@ def test_move_follows_the_table() -> None:
 
 
 def test_settled_rollouts_settle_once() -> None:
-    """Law 2: no event leads back from an accepted rollout to one that could be accepted again."""
-    settled = {
-        RolloutState.ACCEPTED,
-        RolloutState.SCORED,
-        RolloutState.UNSCORED,
-        RolloutState.GRADER_FAILED,
-        RolloutState.GRADER_TIMEOUT,
-    }
-    for state in settled:
-        assert set(states.ROLLOUT[state].values()) <= settled
+    """Law 2: no event leads back from an accepted rollout to one that could be accepted again, but for the next turn of it."""
+    outcomes = {RolloutState.SCORED, RolloutState.UNSCORED, RolloutState.GRADER_FAILED, RolloutState.GRADER_TIMEOUT}
+    onward = dict(states.ROLLOUT[RolloutState.ACCEPTED])
+    assert (onward.pop("continued"), onward.pop("group_ended")) == (RolloutState.OPEN, RolloutState.VOID)
+    assert set(onward.values()) == outcomes
+    for state in outcomes:
+        assert states.ROLLOUT[state] == {}
 
 
 def test_trained_groups_stay_trained() -> None:

@@ -1,0 +1,82 @@
+"""`code`: rows with tests, and completions that are programs. A program passes a test when it prints what the test expects.
+
+This side reads rows and completions; the programs run elsewhere, each in a jailed process of its own that knows no expected output
+(`programs.py`), so there is nothing for them to forge.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from coordinator.environments.base import Completion, EnvironmentBroken, PromptValue, Scores
+from coordinator.environments.datasets import Row, Rows
+
+TESTS_LIMIT = 64
+TEST_BYTES = 1 << 20
+_FENCE = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
+
+Tests = list[tuple[str, str]]
+
+
+class Code:
+    """Dataset rows whose column `tests` says what a program is given and what it must print."""
+
+    def __init__(self, splits: Mapping[str, Rows]) -> None:
+        self._splits = splits
+
+    def size(self, split: str) -> int | None:
+        rows = self._splits.get(split)
+        return 0 if rows is None else len(rows)
+
+    def prompt(self, split: str, index: int) -> PromptValue:
+        return self._splits[split].prompt(index)
+
+    def score(self, split: str, index: int, completions: Sequence[Completion]) -> Scores:
+        raise AssertionError(f"programs are run, not scored here: {split} {index} {len(completions)}")
+
+    def tests(self, split: str, index: int) -> Tests:
+        """The tests of a row."""
+        return row_tests(self._splits[split].row(index))
+
+
+def program_of(text: str) -> str:
+    """The program in a completion: its last fenced block of Python, else all of it."""
+    blocks = _FENCE.findall(text)
+    return str(blocks[-1]) if blocks else text
+
+
+def row_tests(row: Row) -> Tests:
+    """(standard input, expected output) of each test. Raises EnvironmentBroken naming the row."""
+    found = row.values.get("tests")
+    if isinstance(found, str):
+        try:
+            found = json.loads(found)
+        except (ValueError, RecursionError) as error:
+            raise EnvironmentBroken(f"{row.place}: column 'tests' is text that is no JSON: {error}") from error
+    tests = _pairs(found)
+    if not tests or len(tests) > TESTS_LIMIT:
+        raise EnvironmentBroken(
+            f"{row.place}: column 'tests' holds {str(found)[:60]!r}; give 1 to {TESTS_LIMIT} tests as "
+            '[{"input": "1 2", "output": "3"}, ...] or {"inputs": [...], "outputs": [...]}'
+        )
+    if any(len(text) > TEST_BYTES for test in tests for text in test):
+        raise EnvironmentBroken(f"{row.place}: a test of column 'tests' holds more than {TEST_BYTES} characters: shorten it")
+    return tests
+
+
+def _pairs(found: Any) -> Tests:
+    """The tests in either form; none when it is of another one."""
+    if isinstance(found, dict) and isinstance(found.get("inputs"), list) and isinstance(found.get("outputs"), list):
+        both = list(zip(found["inputs"], found["outputs"], strict=False))
+        found = (
+            [{"input": given, "output": wanted} for given, wanted in both]
+            if len(found["inputs"]) == len(found["outputs"])
+            else None
+        )
+    if not isinstance(found, list) or not all(isinstance(test, dict) for test in found):
+        return []
+    pairs = [(test.get("input", ""), test.get("output")) for test in found]
+    return pairs if all(isinstance(text, str) for pair in pairs for text in pair) else []

@@ -1,0 +1,81 @@
+"""The jailed process that runs programs which a model wrote: `python -m coordinator.environments.program_child --link FD --parent PID`.
+
+It jails itself, then runs one program after another, each as `__main__` with its standard input from a file and its output into one. What a
+program does to this process concerns later runs of that program alone: each program has a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from coordinator.environments.child import close_others, end_with, keep_variables
+from coordinator.environments.jail import JailLimits, JailPlan, allow_cpu, apply
+from coordinator.environments.link import ChildLink
+
+OUTPUT_LIMIT_BYTES = 1 << 20
+WORDS_CHARS = 300
+
+
+def main() -> None:
+    """Serve until the parent closes the link."""
+    parser = argparse.ArgumentParser(description="jailed process for programs; started by the coordinator only")
+    parser.add_argument("--link", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    arguments = parser.parse_args()
+    connection = socket.socket(fileno=arguments.link)
+    connection.set_inheritable(False)
+    link = ChildLink(connection)
+    request = link.receive()
+    if request is None:
+        return
+    close_others(arguments.link)
+    keep_variables(request["variables"])
+    report = apply(JailPlan(JailLimits(**request["limits"]), Path(request["scratch"]), (), arguments.parent))
+    link.send({"id": request["id"], "jail": report.to_json(), "info": {}})
+    end_with(connection)
+    while (request := link.receive()) is not None:
+        allow_cpu(request["cpu_s"])
+        link.send({"id": request["id"], **run(request["program"], request["input"])})
+
+
+def run(program: str, given: str) -> dict[str, Any]:
+    """What the program printed (cut at the limit), and how it ended: "" or words."""
+    Path("given").write_text(given)
+    _connect(0, os.open("given", os.O_RDONLY))
+    _connect(1, os.open("printed", os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600))
+    sys.stdin, sys.stdout = os.fdopen(os.dup(0), "r"), os.fdopen(os.dup(1), "w")
+    ending = _ending(program)
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError) as error:
+        ending = ending or f"its output was refused: {error}"
+    with Path("printed").open("rb") as file:
+        printed = file.read(OUTPUT_LIMIT_BYTES + 1)
+    if len(printed) > OUTPUT_LIMIT_BYTES:
+        ending = ending or f"it printed more than {OUTPUT_LIMIT_BYTES} bytes"
+    return {"printed": printed[:OUTPUT_LIMIT_BYTES].decode("utf-8", "replace"), "ending": ending}
+
+
+def _ending(program: str) -> str:
+    try:
+        exec(compile(program, "program.py", "exec"), {"__name__": "__main__"})  # noqa: S102 (what this jailed process is for)
+    except SystemExit as left:
+        return "" if left.code in (None, 0) else f"exit status {left.code}"[:WORDS_CHARS]
+    except BaseException as error:  # whatever it raises is how it ended
+        return traceback.format_exception_only(error)[-1].strip()[:WORDS_CHARS]
+    return ""
+
+
+def _connect(number: int, opened: int) -> None:
+    os.dup2(opened, number)
+    os.close(opened)
+
+
+if __name__ == "__main__":
+    main()
