@@ -24,12 +24,20 @@ VOCAB = 32
 EOS = 1
 JOB = "job-1"
 ANSWER_TIMEOUT_S = 120.0
+DEVICE = os.environ.get("ECHO2_TEST_DEVICE", "cpu")  # `make gpu` sets cuda
 
 Arrays = dict[str, NDArray[Any]]
 
 
-def config(*, temperature: float = 1.0, seed: int = 0, **algorithm: Any) -> JobConfig:
-    """A job; keywords go to its [algorithm]."""
+def config(
+    *,
+    temperature: float = 1.0,
+    seed: int = 0,
+    learner: dict[str, Any] | None = None,
+    lora: dict[str, Any] | None = None,
+    **algorithm: Any,
+) -> JobConfig:
+    """A job; other keywords go to its [algorithm]."""
     return JobConfig.model_validate(
         {
             "name": "test",
@@ -37,6 +45,8 @@ def config(*, temperature: float = 1.0, seed: int = 0, **algorithm: Any) -> JobC
             "seed": seed,
             "environment": {"type": "digit_sort"},
             "algorithm": {"group_size": 4, "groups_per_step": 2, "learning_rate": 1e-3, **algorithm},
+            "learner": learner or {},
+            "lora": lora,
             "sampling": {"max_new_tokens": 8, "temperature": temperature},
             "budget": {"steps": 10},
         }
@@ -90,7 +100,8 @@ def arrays(*, seed: int = 0, step: int = 3, groups: int = 2, group_size: int = 4
 
 def batch(*, step: int = 3, seed: int = 0, **overrides: NDArray[Any]) -> Batch:
     """The same as a value."""
-    return Batch(step=step, **(arrays(seed=seed, step=step) | overrides))
+    values = arrays(seed=seed, step=step) | overrides
+    return Batch(step=step, **({"sampled": np.ones(values["lengths"].sum(), np.bool_)} | values))
 
 
 def file_bytes(values: Arrays, *, step: int, job: str = JOB, form: str = BATCH_FORMAT) -> bytes:
@@ -116,7 +127,7 @@ class LearnerProcess:
         self._listener.bind(str(path))
         self._listener.listen(1)
         self._listener.settimeout(ANSWER_TIMEOUT_S)
-        command = [sys.executable, "-m", "coordinator.learner.process", "--socket", str(path), "--device", "cpu", *extra]
+        command = [sys.executable, "-m", "coordinator.learner.process", "--socket", str(path), "--device", DEVICE, *extra]
         self._log = (folder / "learner.log").open("ab")
         self.process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=self._log)
         self.link, _ = self._listener.accept()

@@ -56,7 +56,9 @@ class LearnerProcess:
                 line = await self._reader.readline()
         except TimeoutError:
             raise LearnerLost(f"no answer to {request.kind!r} within {deadline_s:g} s") from None
-        except (ConnectionError, ValueError) as error:
+        except ConnectionError as error:
+            raise LearnerLost(f"the process ended before {request.kind!r}{await self._epitaph()} ({error})") from error
+        except ValueError as error:
             raise LearnerLost(f"the link broke during {request.kind!r}: {error}") from error
         if not line.endswith(b"\n"):
             raise LearnerLost(f"the process ended during {request.kind!r}{await self._epitaph()}")

@@ -18,7 +18,7 @@ from torch import Tensor
 class Rollouts:
     """What the weights depend on. At least one rollout is trained, or all weights are 0."""
 
-    lengths: Tensor  # int64 [N], completion tokens
+    lengths: Tensor  # int64 [N], completion tokens that the policy sampled
     trained: Tensor  # bool [N]
     group: Tensor  # int64 [N], from 0
     max_new_tokens: int

@@ -22,6 +22,7 @@ from coordinator.wire.learner_link import BATCH_FORMAT
 
 PER_PROMPT_TOKEN = {"prompt_ids": np.int32}
 PER_TOKEN = {"token_ids": np.int32, "logprobs": np.float32, "versions": np.int32}
+OPTIONAL_PER_TOKEN = {"sampled": np.bool_}
 PER_ROLLOUT = {
     "prompt_lengths": np.int32,
     "lengths": np.int32,
@@ -48,18 +49,25 @@ class Batch:
     group: NDArray[np.int32]  # [N]
     truncated: NDArray[np.uint8]  # [N]
     weight: NDArray[np.float32]  # [N]
+    sampled: NDArray[np.bool_]  # [T], False: put in by the environment; its log-prob and version mean nothing
 
     @property
     def rollouts(self) -> int:
         """N."""
         return len(self.lengths)
 
+    @property
+    def sampled_lengths(self) -> NDArray[np.int64]:
+        """[N], the tokens of each rollout that the policy sampled; at least one."""
+        starts = np.cumsum(self.lengths, dtype=np.int64) - self.lengths
+        return np.add.reduceat(self.sampled, starts, dtype=np.int64)
+
     def staleness(self) -> list[int]:
-        """Of each rollout: the step minus the oldest version of any of its tokens."""
+        """Of each rollout: the step minus the oldest version of any of its sampled tokens."""
         ends = np.cumsum(self.lengths)
+        versions = np.where(self.sampled, self.versions, self.step)
         return [
-            staleness(self.step, int(self.versions[end - length : end].min()))
-            for end, length in zip(ends, self.lengths, strict=True)
+            staleness(self.step, int(versions[end - length : end].min())) for end, length in zip(ends, self.lengths, strict=True)
         ]
 
 
@@ -90,15 +98,18 @@ def parse(data: bytes, *, job_id: str, step: int) -> Batch:
     if metadata != expected:
         raise BatchInvalid(f"the batch's metadata is {metadata}, expected {expected}: send the batch sealed for this job and step")
     _check_form(arrays)
-    return Batch(step=step, **arrays)
+    everything = np.ones(len(arrays["token_ids"]), np.bool_)
+    return Batch(step=step, **{"sampled": everything, **arrays})
 
 
 def _check_form(arrays: Mapping[str, NDArray[np.generic]]) -> None:
     dtypes = {**PER_PROMPT_TOKEN, **PER_TOKEN, **PER_ROLLOUT}
-    if set(arrays) != set(dtypes):
-        raise BatchInvalid(f"the batch holds arrays {sorted(arrays)}, expected exactly {sorted(dtypes)}")
-    for name, dtype in dtypes.items():
-        array = arrays[name]
+    if set(arrays) - set(OPTIONAL_PER_TOKEN) != set(dtypes):
+        raise BatchInvalid(
+            f"the batch holds arrays {sorted(arrays)}, expected exactly {sorted(dtypes)}, and perhaps {', '.join(OPTIONAL_PER_TOKEN)}"
+        )
+    for name, array in arrays.items():
+        dtype = (dtypes | OPTIONAL_PER_TOKEN)[name]
         if array.dtype != dtype or array.ndim != 1:
             raise BatchInvalid(f"array {name} is {array.dtype} of shape {array.shape}, expected one-dimensional {np.dtype(dtype)}")
     rollouts = len(arrays["lengths"])
@@ -107,7 +118,7 @@ def _check_form(arrays: Mapping[str, NDArray[np.generic]]) -> None:
     for name in PER_ROLLOUT:
         if len(arrays[name]) != rollouts:
             raise BatchInvalid(f"array {name} has {len(arrays[name])} entries, lengths has {rollouts}: one per rollout is needed")
-    _check_sum(arrays, "lengths", tuple(PER_TOKEN))
+    _check_sum(arrays, "lengths", tuple(name for name in (*PER_TOKEN, *OPTIONAL_PER_TOKEN) if name in arrays))
     _check_sum(arrays, "prompt_lengths", tuple(PER_PROMPT_TOKEN))
 
 
@@ -124,8 +135,11 @@ def _check_meaning(batch: Batch, vocab_size: int) -> None:
     for name, ids in (("prompt_ids", batch.prompt_ids), ("token_ids", batch.token_ids)):
         if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
             raise BatchInvalid(f"array {name} holds ids from {ids.min()} to {ids.max()}, the vocabulary is 0..{vocab_size - 1}")
-    if not np.isfinite(batch.logprobs).all() or float(batch.logprobs.max()) > 0:
-        raise BatchInvalid(f"array logprobs must be finite and <= 0; its largest value is {batch.logprobs.max()}")
+    if int(batch.sampled_lengths.min()) < 1:
+        raise BatchInvalid("array sampled has a rollout without a sampled token: there is nothing of the policy's in it")
+    logprobs, versions = batch.logprobs[batch.sampled], batch.versions[batch.sampled]
+    if not np.isfinite(logprobs).all() or float(logprobs.max()) > 0:
+        raise BatchInvalid(f"array logprobs must be finite and <= 0; its largest value is {logprobs.max()}")
     if np.isinf(batch.rewards).any():
         raise BatchInvalid("array rewards holds an infinity: rewards are finite, or NaN for no score")
     if not np.isfinite(batch.weight).all() or float(batch.weight.min()) < 0:
@@ -136,7 +150,7 @@ def _check_meaning(batch: Batch, vocab_size: int) -> None:
     if batch.group[0] != 0 or (len(steps) and not ((steps == 0) | (steps == 1)).all()):
         raise BatchInvalid("array group must count up from 0 without gaps: rollouts are group-major")
     try:
-        for version in (int(batch.versions.min()), int(batch.versions.max())):
+        for version in (int(versions.min()), int(versions.max())):
             staleness(batch.step, version)
     except StalenessError as error:
         raise BatchInvalid(f"array versions: {error}") from error

@@ -1,10 +1,12 @@
-"""From a batch to padded micro-batches: pure. Which tokens are trained is decided here, once, before the first forward pass.
+"""From a batch to micro-batches: pure. Which tokens are trained is decided here, once, before the first forward pass.
 
-Prompts are padded on the left and completions on the right, so that all completions of a micro-batch start in the same
-column and the model needs to give logits for that rectangle only:
+Two layouts of the same rollouts. Packed, they stand one behind the other, [1, T], and nothing is padding. Padded, prompts are padded
+on the left and completions on the right, so that all completions begin in the same column:
 
     column       0 ......... p-1 | p ............ p+c-1
                  pad pad prompt  | completion pad pad
+
+What the losses see is the same in both: a rectangle [b, c] of completion tokens, a rollout a row.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coordinator.learner import advantages, aggregation
+from coordinator.learner.attention import Segments
 from coordinator.learner.batch_file import Batch
 from coordinator.wire.job import JobConfig
 
@@ -34,17 +37,20 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Tensors of one forward pass: b rollouts, prompts padded to p and completions to c tokens."""
+    """Tensors of one forward pass over b rollouts with completions of at most c tokens, n of them sampled."""
 
-    input_ids: Tensor  # int64 [b, p + c]
-    attention_mask: Tensor  # int64 [b, p + c]
-    position_ids: Tensor  # int64 [b, p + c]
+    input_ids: Tensor  # int64 [r, s]: [1, T], or [b, p + c]
+    position_ids: Tensor  # int64 [r, s]
+    attention_mask: Tensor | None  # int64 [r, s]; None: packed
+    segments: Segments | None  # None: padded
+    before: Tensor  # int64 [n], the flat place in [r, s] after which each sampled token came
+    cells: Tensor  # int64 [n], its flat place in [b, c]
     targets: Tensor  # int64 [b, c]
-    present: Tensor  # bool [b, c]: a token, not padding
+    sampled: Tensor  # bool [b, c]: a token that the policy sampled: not padding, not put in by the environment
     sampler: Tensor  # float32 [b, c]
     age: Tensor  # int32 [b, c], the step minus the version that sampled the token
     advantages: Tensor  # float64 [b]
-    weights: Tensor  # float64 [b, c]; 0: padding or not trained
+    weights: Tensor  # float64 [b, c]; 0: not sampled or not trained
 
 
 def signal_of(batch: Batch, config: JobConfig) -> Signal:
@@ -60,13 +66,13 @@ def signal_of(batch: Batch, config: JobConfig) -> Signal:
     if rule.truncated == "mask":
         trained &= torch.from_numpy(batch.truncated) == 0
     group = torch.from_numpy(batch.group.astype(np.int64))
-    lengths = torch.from_numpy(batch.lengths.astype(np.int64))
+    lengths = torch.from_numpy(batch.sampled_lengths)
     shares = aggregation.RULES[rule.aggregation](aggregation.Rollouts(lengths, trained, group, config.sampling.max_new_tokens))
     return Signal(advantages.RULES[rule.advantage](rewards, group), given * shares, int(lengths[trained].sum()))
 
 
 def split(batch: Batch, token_budget: int) -> list[list[int]]:
-    """Which rollouts go together: similar lengths, at most `token_budget` padded tokens, at least one rollout each."""
+    """Which rollouts are padded together: similar lengths, at most `token_budget` padded tokens, at least one rollout each."""
     order = sorted(range(batch.rollouts), key=lambda row: (-int(batch.prompt_lengths[row]), -int(batch.lengths[row]), row))
     parts: list[list[int]] = []
     prompt = completion = 0
@@ -81,27 +87,75 @@ def split(batch: Batch, token_budget: int) -> list[list[int]]:
     return parts
 
 
+def split_packed(batch: Batch, token_budget: int) -> list[list[int]]:
+    """Which rollouts are packed together: similar lengths, at most `token_budget` tokens, at least one rollout each."""
+    lengths = (batch.prompt_lengths + batch.lengths).tolist()
+    parts: list[list[int]] = []
+    room = 0
+    for row in sorted(range(batch.rollouts), key=lambda row: (-lengths[row], row)):
+        if not parts or lengths[row] > room:
+            parts.append([])
+            room = token_budget
+        parts[-1].append(row)
+        room -= lengths[row]
+    return parts
+
+
 def collate(batch: Batch, signal: Signal, rows: list[int], *, device: str = "cpu") -> MicroBatch:
-    """The padded tensors of the given rollouts, in that order."""
+    """The given rollouts, padded, in that order."""
     prompts = _pieces(batch.prompt_ids, batch.prompt_lengths, rows)
     ids = _pieces(batch.token_ids, batch.lengths, rows)
-    left = _padded(prompts, left=True)
-    targets = _padded(ids, left=False)
-    present = _padded([np.ones(len(piece), np.bool_) for piece in ids], left=False)
-    prompt_mask = _padded([np.ones(len(piece), np.bool_) for piece in prompts], left=True)
-    attention_mask = torch.cat([prompt_mask, present], dim=1).long()
+    left, right = _padded(prompts, left=True), _padded(ids, left=False)
+    masks = [_padded([np.ones(len(each), np.bool_) for each in prompts], left=True)]
+    masks.append(_padded([np.ones(len(each), np.bool_) for each in ids], left=False))
+    attention_mask = torch.cat(masks, dim=1).long()
+    taught = _taught(batch, signal, rows)
+    row, place = taught["sampled"].nonzero(as_tuple=True)
     moved = {
-        "input_ids": torch.cat([left, targets], dim=1).long(),
+        **taught,
+        "input_ids": torch.cat([left, right], dim=1).long(),
         "attention_mask": attention_mask,
         "position_ids": (attention_mask.cumsum(dim=1) - 1).clamp_min(0),
-        "targets": targets.long(),
-        "present": present,
-        "sampler": _padded(_pieces(batch.logprobs, batch.lengths, rows), left=False),
-        "age": _padded(_pieces(batch.step - batch.versions, batch.lengths, rows), left=False),
-        "advantages": signal.advantages[rows],
-        "weights": signal.weights[rows][:, None] * present,
+        "before": row * attention_mask.shape[1] + left.shape[1] - 1 + place,
     }
-    return MicroBatch(**{name: tensor.to(device) for name, tensor in moved.items()})
+    return MicroBatch(**{name: tensor.to(device) for name, tensor in moved.items()}, segments=None)
+
+
+def pack(batch: Batch, signal: Signal, rows: list[int], *, device: str = "cpu") -> MicroBatch:
+    """The given rollouts, one behind the other, in that order."""
+    prompts = _pieces(batch.prompt_ids, batch.prompt_lengths, rows)
+    ids = _pieces(batch.token_ids, batch.lengths, rows)
+    lengths = [len(before) + len(after) for before, after in zip(prompts, ids, strict=True)]
+    starts = np.cumsum(lengths) - lengths
+    firsts = torch.from_numpy(starts + [len(each) for each in prompts])  # of the completions
+    taught = _taught(batch, signal, rows)
+    row, place = taught["sampled"].nonzero(as_tuple=True)
+    positions = np.concatenate([np.arange(length) for length in lengths])
+    moved = {
+        **taught,
+        "input_ids": torch.from_numpy(
+            np.concatenate([each for pair in zip(prompts, ids, strict=True) for each in pair])[None]
+        ).long(),
+        "position_ids": torch.from_numpy(positions[None]),
+        "before": firsts[row] - 1 + place,
+    }
+    cells = torch.from_numpy(np.repeat(np.arange(len(rows)) * max(lengths), lengths) + positions)
+    segments = Segments(cells, rows=len(rows), width=max(lengths)).to(device)
+    return MicroBatch(**{name: tensor.to(device) for name, tensor in moved.items()}, attention_mask=None, segments=segments)
+
+
+def _taught(batch: Batch, signal: Signal, rows: list[int]) -> dict[str, Tensor]:
+    """What the losses see of the given rollouts: the rectangle, and which of its cells hold sampled tokens."""
+    sampled = _padded(_pieces(batch.sampled, batch.lengths, rows), left=False)
+    return {
+        "cells": sampled.flatten().nonzero()[:, 0],
+        "targets": _padded(_pieces(batch.token_ids, batch.lengths, rows), left=False).long(),
+        "sampled": sampled,
+        "sampler": _padded(_pieces(np.where(batch.sampled, batch.logprobs, 0), batch.lengths, rows), left=False),
+        "age": _padded(_pieces(np.where(batch.sampled, batch.step - batch.versions, 0), batch.lengths, rows), left=False),
+        "advantages": signal.advantages[rows],
+        "weights": signal.weights[rows][:, None] * sampled,
+    }
 
 
 def _pieces(values: NDArray[np.generic], lengths: NDArray[np.int32], rows: list[int]) -> list[NDArray[np.generic]]:

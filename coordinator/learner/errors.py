@@ -5,6 +5,8 @@ LearnerError
 ├── BatchInvalid        the batch file is not what the request says it is: nothing changed
 ├── ModelRefused        the model directory cannot be trained here: a start with it ends the process
 ├── CheckpointInvalid   the checkpoint is not whole, or belongs to another job: a start with it ends the process
+├── RanksRefused        the job asks for more ranks than the host has GPUs: a start with it ends the process
+├── RankFailed          another rank could not do its part: nothing changed
 └── SinkMissing         the job names a sink for its figures whose package is not installed: a start with it ends the process
 """
 
@@ -45,6 +47,18 @@ class CheckpointInvalid(LearnerError):
     """The checkpoint cannot be resumed exactly."""
 
     code = "bad_checkpoint"
+
+
+class RanksRefused(LearnerError):
+    """The host cannot hold the ranks that the job asks for."""
+
+    code = "bad_ranks"
+
+
+class RankFailed(LearnerError):
+    """A file that this rank could read, another could not. The learner must be started anew."""
+
+    code = "internal"
 
 
 class SinkMissing(LearnerError):

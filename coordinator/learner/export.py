@@ -7,7 +7,7 @@ by an allow-list of names; config.json says bfloat16. Tied weights are stored on
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from coordinator.learner import tensor_file
 from coordinator.learner.model import Policy, published_bits, read_json
+from coordinator.learner.parts import Part, Walk
 from p2p.adapters.durable import REAL_FILES, FileLayer, make_directory_durably, replace_directory_durably
 
 BEFORE_RENAME = "learner.snapshot.before_rename"
@@ -38,12 +39,27 @@ def write(
 
     `reached` is told the name of the commit point before the rename.
     """
+    tensors = policy.tensors()
+    with Walk(tensors, tensor_file.order(tensors, published)) as walk:
+        _write(policy, tensors, walk, directory, reached, files)
+
+
+def follow(policy: Policy) -> None:
+    """What the ranks that write nothing do meanwhile: gather the same tensors in the same order."""
+    tensors = policy.tensors()
+    with Walk(tensors, tensor_file.order(tensors, published)):
+        pass
+
+
+def _write(
+    policy: Policy, tensors: Mapping[str, Part], walk: Walk, directory: Path, reached: Callable[[str], None], files: FileLayer
+) -> None:
     temporary = directory.with_name(f".{directory.name}.partial")
     make_directory_durably(directory.parent, files=files)
     files.remove_tree(temporary)
     files.make_dir(temporary)
     weights = temporary / "model.safetensors"
-    tensor_file.write(weights, policy.tensors(), files=files, convert=published, metadata={"format": "pt"})
+    tensor_file.write(weights, tensors, walk, files=files, convert=published, metadata={"format": "pt"})
     for name, data in companions(policy.directory).items():
         files.write_file(temporary / name, data)
     reached(BEFORE_RENAME)
@@ -69,7 +85,7 @@ def canary(policy: Policy, ids: Sequence[int], *, device: str = "cpu") -> tuple[
     if len(ids) < 2:
         return ()
     sequence = torch.tensor([list(ids)], dtype=torch.int64, device=device)
-    with published_bits(policy.model):
-        logits = policy.model(input_ids=sequence, use_cache=False).logits[0, :-1].float()
+    with published_bits(policy):
+        logits = policy.call(lambda model: model(input_ids=sequence, use_cache=False).logits)[0, :-1].float()
     logprobs = torch.log_softmax(logits, dim=-1).gather(-1, sequence[0, 1:, None]).squeeze(-1)
     return tuple(logprobs.tolist())

@@ -1,14 +1,14 @@
 """What a step reports: prime-rl's names, with TRL's for the figures people look up first. Pure.
 
 Rewards, lengths and truncation are raw: over all rollouts of the batch, before any filter. Token figures are over all
-completion tokens that were forwarded, shares of stopped tokens over the trained ones. A mean over nothing is left out,
+completion tokens that the policy sampled, shares of stopped tokens over the trained ones. A mean over nothing is left out,
 not reported as 0.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from coordinator.learner.batch_file import Batch
 from coordinator.learner.collate import MicroBatch
 from coordinator.learner.losses import LossTerms
+from coordinator.learner.team import Team
 
 ALIASES = {
     "reward/all/mean": "reward",
@@ -69,8 +70,8 @@ class Tally:
         log_ratio = logprobs.double() - micro.sampler.double()
         trained = micro.weights > 0
         self.loss += float(terms.loss.detach())
-        self.entropy += float(entropy.double()[micro.present].sum())
-        self._add_mismatch(log_ratio[micro.present])
+        self.entropy += float(entropy.double()[micro.sampled].sum())
+        self._add_mismatch(log_ratio[micro.sampled])
         self._add_ratios(torch.exp(log_ratio[trained & ~terms.dropped[:, None]]))
         self.trained += float(trained.sum())
         self.low += float(terms.low.sum())
@@ -79,6 +80,16 @@ class Tally:
         self.reference_kl += float(terms.reference_kl.double().sum())
         self.dropped += float((terms.dropped & trained.any(dim=1)).sum())
         self.trained_rollouts += float(trained.any(dim=1).sum())
+
+    def over(self, team: Team) -> Tally:
+        """The same over all ranks."""
+        names = [field.name for field in fields(self)]
+        least, most = ["ratio_min"], ["mismatch_kl_max", "gap_max", "ratio_max"]
+        sums = [name for name in names if name not in (*least, *most)]
+        found = dict(zip(sums, team.total([getattr(self, name) for name in sums]), strict=True))
+        found |= dict(zip(least, team.least([getattr(self, name) for name in least]), strict=True))
+        found |= dict(zip(most, team.most([getattr(self, name) for name in most]), strict=True))
+        return Tally(**found)
 
     def _add_mismatch(self, log_ratio: Tensor) -> None:
         mismatch = torch.exp(log_ratio) - log_ratio - 1
@@ -119,8 +130,8 @@ def _batch_figures(batch: Batch) -> dict[str, float]:
     figures = {
         "off_policy/mean": float(np.mean(ages)),
         "off_policy/max": float(max(ages)),
-        "seq_len/all/mean": float(batch.lengths.mean()),
-        "seq_len/all/max": float(batch.lengths.max()),
+        "seq_len/all/mean": float(batch.sampled_lengths.mean()),
+        "seq_len/all/max": float(batch.sampled_lengths.max()),
         "is_truncated/all/mean": float(batch.truncated.mean()),
         "unscored/mean": 1.0 - len(scored) / batch.rollouts,
         "zero_variance/mean": _zero_variance_share(batch),

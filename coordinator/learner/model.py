@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -20,13 +20,28 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from coordinator.learner import lora
 from coordinator.learner.errors import ModelRefused
+from coordinator.learner.parts import Merged, Part, like, local, whole
 
 ARCHITECTURES = frozenset(
     {"llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi3", "smollm3", "olmo2", "granite"}
 )
 ATTENTIONS = (None, "eager", "sdpa")  # any other name is a library, or a repository whose code would be downloaded
 CONFIG_LIMIT_BYTES = 1 << 20
+Result = TypeVar("Result")
+
+
+class Root(nn.Module):  # type: ignore[misc]  # torch is untyped here
+    """What FSDP wraps around a whole model: inside a call, embeddings and head are gathered, and each layer while it computes."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, work: Callable[[nn.Module], Any]) -> Any:
+        """What `work` makes of the model; tensors in it carry the gradient back through FSDP's hooks."""
+        return work(self.model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +52,37 @@ class Policy:
     directory: Path  # where its configuration and tokenizer files lie
     vocab_size: int
     stop_token_ids: tuple[int, ...]
+    root: Root | None = None  # where the model is sharded
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The weights by name, tied ones once (under the name that comes first), in a fixed order."""
-        seen: set[tuple[int, torch.Size]] = set()
-        unique: dict[str, Tensor] = {}
-        for name, tensor in self.model.state_dict().items():
-            place = (tensor.data_ptr(), tensor.shape)
+    def call(self, work: Callable[[nn.Module], Result]) -> Result:
+        """`work` on the model. A collective where it is sharded: every rank calls, in the same order."""
+        if self.root is None:
+            return work(self.model)
+        try:
+            found: Result = self.root(work)
+            return found
+        finally:
+            if not torch.is_grad_enabled():  # else the backward pass does it
+                self.root.reshard()
+
+    def layers(self) -> list[nn.Module]:
+        """The decoder's layers, first to last."""
+        return list(self.model.base_model.layers)
+
+    def tensors(self) -> dict[str, Part]:
+        """The weights by name, tied ones once (under the name that comes first), in a fixed order, adapters merged."""
+        seen: set[int] = set()
+        unique: dict[str, Part] = {}
+        for name, part in lora.published(self.model).items():
+            place = id(part.base if isinstance(part, Merged) else part)
             if place not in seen:
                 seen.add(place)
-                unique[name] = tensor
+                unique[name] = part
         return unique
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """What learns, by name: all parameters, or the adapters."""
+        return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
 
     def frozen_copy(self) -> Policy:
         """The policy as it is now, apart from what becomes of this one; nothing in it takes a gradient."""
@@ -55,7 +90,7 @@ class Policy:
 
     def parameters(self) -> int:
         """How many numbers are trained."""
-        return sum(parameter.numel() for parameter in self.model.parameters())
+        return sum(parameter.numel() for parameter in self.trained().values())
 
 
 def load(directory: Path, *, device: str = "cpu") -> Policy:
@@ -78,17 +113,22 @@ def load(directory: Path, *, device: str = "cpu") -> Policy:
 
 
 @contextmanager
-def published_bits(model: nn.Module) -> Iterator[None]:
-    """Inside, the parameters hold exactly what is published: the masters rounded to bf16, still computed in fp32."""
-    masters = [(parameter, parameter.data) for parameter in model.parameters()]
-    try:
-        for parameter, data in masters:
-            parameter.data = data.to(torch.bfloat16).to(data.dtype)
-        with torch.no_grad():
-            yield
-    finally:
-        for parameter, data in masters:
-            parameter.data = data
+def published_bits(policy: Policy) -> Iterator[None]:
+    """Inside, the policy computes with exactly what is published: the masters rounded to bf16, still in fp32. A collective."""
+    masters: list[tuple[Tensor, Tensor]] = []
+    with torch.no_grad():
+        try:
+            for part in policy.tensors().values():
+                target = part.base if isinstance(part, Merged) else part
+                if target.is_floating_point():
+                    share = local(target)
+                    masters.append((share, share.clone()))
+                    share.copy_(local(like(whole(part), target) if isinstance(part, Merged) else part).to(torch.bfloat16))
+            with lora.without(policy.model):
+                yield
+        finally:
+            for share, master in masters:
+                share.copy_(master)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -3,6 +3,9 @@
 Connects to the coordinator's Unix socket, reads one JSON request a line and answers them in order. A reader thread watches
 the socket all the while: when the coordinator is gone, the process ends at once, in the middle of a step if need be; what
 is lost is replayed from the last checkpoint. One thread computes, with deterministic algorithms, so that a replay is exact.
+
+A job with `learner.ranks` above 1 makes it rank 0 of as many (`crew.py`). The others are this program with `--rank`: they read
+the same requests from their standard input, do the same, and answer nobody.
 """
 
 from __future__ import annotations
@@ -10,18 +13,23 @@ from __future__ import annotations
 import argparse
 import os
 import queue
+import shutil
 import socket
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import BinaryIO
 
 import torch
 import transformers
 from pydantic import ValidationError
 
-from coordinator.learner import crash_point
+from coordinator.learner import crash_point, team
+from coordinator.learner.crew import Crew
 from coordinator.learner.session import Session
-from coordinator.wire.learner_link import ANSWERS, REQUESTS, Answer, Failed, Request
+from coordinator.wire.learner_link import ANSWERS, REQUESTS, Failed, Request, Start
 
 LINE_LIMIT_BYTES = 64 << 20
 PENDING_LIMIT = 16  # the link has one request in flight; a peer that sends more than this is broken
@@ -34,6 +42,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     make_deterministic()
     device = options.device if options.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+    if options.rank:
+        return follow(options.rank, options.ranks, options.meeting, device)
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     link.settimeout(CONNECT_TIMEOUT_S)
     try:
@@ -42,10 +52,26 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(f"learner: --socket {options.socket} cannot be reached: {error}; is the coordinator running?\n")
         return FATAL
     link.settimeout(None)
-    requests: queue.Queue[bytes] = queue.Queue(PENDING_LIMIT)
-    threading.Thread(target=_read_lines, args=(link.makefile("rb"), requests), name="link", daemon=True).start()
-    session = Session(device=device, reached=options.crash_at.reached, least_step_s=options.least_step_s)
-    return serve(session, requests, link)
+    requests = _listen(link.makefile("rb"), _end_without_coordinator)
+    crew = Crew(device)
+    session = Session(join=crew.join, reached=options.crash_at.reached, least_step_s=options.least_step_s)
+    try:
+        return serve(session, requests, link, crew)
+    finally:
+        crew.close()
+
+
+def follow(rank: int, ranks: int, meeting: Path, device: str) -> int:
+    """Be another rank than 0: the same requests, and nobody to answer. Ends when rank 0 does."""
+    requests = _listen(sys.stdin.buffer, partial(_end_without_lead, meeting))
+    session = Session(join=lambda size: team.join(rank, size, meeting=meeting, device=device))
+    while (answer := session.answer(REQUESTS.validate_json(requests.get()))) is not None:
+        if isinstance(answer, Failed):
+            sys.stderr.write(f"learner: rank {rank} of {ranks}: {answer.code}: {answer.message}\n")
+            sys.stderr.flush()
+            if answer.code == "internal":  # rank 0 may wait for this one; any other refusal is its own as well
+                os._exit(FATAL)
+    return ENDED_BY_STOP
 
 
 def make_deterministic() -> None:
@@ -53,14 +79,27 @@ def make_deterministic() -> None:
     torch.set_num_threads(1)
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # what cuBLAS needs to be deterministic
     torch.use_deterministic_algorithms(True)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # ranks are on one host, and speak to no other
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
 
 
-def serve(session: Session, requests: queue.Queue[bytes], link: socket.socket) -> int:
+def serve(session: Session, requests: queue.Queue[bytes], link: socket.socket, crew: Crew) -> int:
     """Answer requests in order until Stop or a fatal failure."""
     while True:
-        answer = _answer(session, requests.get())
+        line = requests.get()
+        try:
+            request: Request = REQUESTS.validate_json(line)
+        except ValidationError as error:
+            message = f"the line is no request of the learner link: {error}"
+            refusal = Failed(fence=session.fence, code="bad_request", message=message, fatal=False)
+            link.sendall(ANSWERS.dump_json(refusal) + b"\n")
+            continue
+        if isinstance(request, Start) and session.fence == 0:
+            crew.start(request.config.learner.ranks)
+        crew.forward(line)
+        answer = session.answer(request)
         if answer is None:
             return ENDED_BY_STOP
         link.sendall(ANSWERS.dump_json(answer) + b"\n")
@@ -68,17 +107,15 @@ def serve(session: Session, requests: queue.Queue[bytes], link: socket.socket) -
             return FATAL
 
 
-def _answer(session: Session, line: bytes) -> Answer | None:
-    try:
-        request: Request = REQUESTS.validate_json(line)
-    except ValidationError as error:
-        message = f"the line is no request of the learner link: {error}"
-        return Failed(fence=session.fence, code="bad_request", message=message, fatal=False)
-    return session.answer(request)
+def _listen(stream: BinaryIO, end: Callable[[str], None]) -> queue.Queue[bytes]:
+    """The lines of the stream, read by a thread; `end` is called when there will be no more."""
+    requests: queue.Queue[bytes] = queue.Queue(PENDING_LIMIT)
+    threading.Thread(target=_read_lines, args=(stream, requests, end), name="link", daemon=True).start()
+    return requests
 
 
-def _read_lines(stream: BinaryIO, requests: queue.Queue[bytes]) -> None:
-    """Feed the queue; end the process when the link closes, or when the peer breaks its limits."""
+def _read_lines(stream: BinaryIO, requests: queue.Queue[bytes], end: Callable[[str], None]) -> None:
+    """Feed the queue until the link closes, or the peer breaks its limits."""
     try:
         while (line := stream.readline(LINE_LIMIT_BYTES)) and line.endswith(b"\n"):
             requests.put_nowait(line)
@@ -87,17 +124,29 @@ def _read_lines(stream: BinaryIO, requests: queue.Queue[bytes]) -> None:
         reason = f"the link broke: {error}"
     except queue.Full:
         reason = f"more than {PENDING_LIMIT} requests wait; the link allows one in flight"
+    end(reason)
+
+
+def _end_without_coordinator(reason: str) -> None:
     sys.stderr.write(f"learner: {reason}; ending\n")
     sys.stderr.flush()
     os._exit(LINK_CLOSED)
 
 
+def _end_without_lead(meeting: Path, _: str) -> None:
+    shutil.rmtree(meeting.parent, ignore_errors=True)  # rank 0 may have been killed
+    os._exit(LINK_CLOSED)  # it has said why, or had no time to
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="coordinator.learner.process", description="The learner of one job.")
-    parser.add_argument("--socket", required=True, help="Unix socket the coordinator listens on")
+    parser.add_argument("--socket", default="", help="Unix socket the coordinator listens on")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute")
     parser.add_argument("--least-step-s", type=float, default=0.0, help="seconds that a training step takes at least (rehearsals)")
     parser.add_argument("--crash-at", type=crash_point.parse, default=crash_point.CrashPoint(), help=argparse.SUPPRESS)
+    parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--ranks", type=int, default=1, help=argparse.SUPPRESS)
+    parser.add_argument("--meeting", type=Path, help=argparse.SUPPRESS)
     return parser
 
 

@@ -14,6 +14,7 @@ import torch
 from coordinator.domain.seeds import derive
 from coordinator.learner import batch_file, checkpoint, export, generate, model, sinks, step
 from coordinator.learner.errors import LearnerError, RequestRefused
+from coordinator.learner.team import Team
 from coordinator.wire.learner_link import (
     Answer,
     Checkpoint,
@@ -39,10 +40,19 @@ Work = Train | Snapshot | Checkpoint | Evaluate | Log
 class Session:
     """Holds the learner between requests. The fence is that of Start; any other is refused (law 11)."""
 
-    def __init__(self, *, device: str = "cpu", reached: Callable[[str], None] = lambda _: None, least_step_s: float = 0.0) -> None:
-        """A training step takes at least `least_step_s`: a small model stands in for one that takes so long."""
+    def __init__(
+        self,
+        *,
+        join: Callable[[int], Team] = lambda _: Team(),
+        reached: Callable[[str], None] = lambda _: None,
+        least_step_s: float = 0.0,
+    ) -> None:
+        """`join` meets the other ranks, given how many there are with this one.
+
+        A training step takes at least `least_step_s`: a small model stands in for one that takes so long.
+        """
         self._least_step_s = least_step_s
-        self._device = device
+        self._join = join
         self._reached = reached
         self._start: Start | None = None
         self._learner: step.Learner | None = None
@@ -102,18 +112,21 @@ class Session:
     def _begin(self, request: Start) -> Answer:
         if self._start is not None:
             raise RequestRefused("already_started", f"this learner already serves job {self._start.job_id}: start another process")
+        team = self._join(request.config.learner.ranks)
+        policy = team.agreed(lambda: model.load(Path(request.model_dir), device="cpu" if team.size > 1 else team.device))
         torch.manual_seed(derive(request.config.seed, "learner"))
-        policy = model.load(Path(request.model_dir), device=self._device)
-        learner = step.start(policy, request.config, device=self._device)
-        if request.checkpoint_dir is not None:
-            checkpoint.restore(learner, Path(request.checkpoint_dir), job_id=request.job_id)
-        self._sinks = sinks.open_sinks(Path(request.metrics_dir) if request.metrics_dir else None, request.job_id, request.config)
+        learner = step.start(policy, request.config, team=team)
+        if (directory := request.checkpoint_dir) is not None:
+            team.agreed(lambda: checkpoint.restore(learner, Path(directory), job_id=request.job_id))
+        if team.is_lead:
+            folder = Path(request.metrics_dir) if request.metrics_dir else None
+            self._sinks = sinks.open_sinks(folder, request.job_id, request.config)
         self._start, self._learner = request, learner
         self._reached("learner.ready")
         return Ready(
             fence=request.fence,
             step=learner.step,
-            parameters=policy.parameters(),
+            parameters=learner.policy.parameters(),
             vocab_size=policy.vocab_size,
             stop_token_ids=policy.stop_token_ids,
             logged=self._sinks.logged,
@@ -123,12 +136,14 @@ class Session:
         if request.step != learner.step:
             raise RequestRefused("wrong_step", f"step is {request.step}, the learner's next is {learner.step}: send that batch")
         begun = time.perf_counter()
-        batch = batch_file.read(
-            Path(request.batch_path),
-            digest=request.batch_digest,
-            job_id=start.job_id,
-            step=request.step,
-            vocab_size=learner.policy.vocab_size,
+        batch = learner.team.agreed(
+            lambda: batch_file.read(
+                Path(request.batch_path),
+                digest=request.batch_digest,
+                job_id=start.job_id,
+                step=request.step,
+                vocab_size=learner.policy.vocab_size,
+            )
         )
         figures = step.take_step(learner, batch)
         time.sleep(max(self._least_step_s - (time.perf_counter() - begun), 0.0))
@@ -141,8 +156,11 @@ class Session:
 
     def _snapshot(self, request: Snapshot, learner: step.Learner) -> Answer:
         begun = time.perf_counter()
-        logprobs = export.canary(learner.policy, request.canary_ids, device=self._device)
-        export.write(learner.policy, Path(request.directory), reached=self._reached)
+        logprobs = export.canary(learner.policy, request.canary_ids, device=learner.device)
+        if learner.team.is_lead:
+            export.write(learner.policy, Path(request.directory), reached=self._reached)
+        else:
+            export.follow(learner.policy)
         self._reached("learner.snapshot.done")
         return Snapshotted(
             fence=request.fence,
@@ -156,7 +174,10 @@ class Session:
         if request.ledger_step != learner.step:
             raise RequestRefused("wrong_step", f"ledger_step is {request.ledger_step}, the learner has taken {learner.step} steps")
         directory = Path(request.directory)
-        checkpoint.write(learner, directory, job_id=start.job_id, ledger_step=request.ledger_step, reached=self._reached)
+        if learner.team.is_lead:
+            checkpoint.write(learner, directory, job_id=start.job_id, ledger_step=request.ledger_step, reached=self._reached)
+        else:
+            checkpoint.follow(learner)
         self._reached("learner.checkpoint.done")
         return Checkpointed(fence=request.fence, step=learner.step, directory=request.directory)
 
@@ -170,6 +191,6 @@ class Session:
             max_new_tokens=request.max_new_tokens,
             stop_token_ids=request.stop_token_ids,
             token_budget=learner.config.algorithm.micro_batch_tokens,
-            device=self._device,
+            team=learner.team,
         )
         return Evaluated(fence=request.fence, version=learner.step, completions=completions)

@@ -9,6 +9,7 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
+from coordinator.learner.parts import Part, Walk
 from p2p.adapters.durable import FileLayer
 from p2p.codec import safetensors
 from p2p.codec.layout import ordered
@@ -30,14 +31,28 @@ _SPELLED = {
 }
 
 
+def order(tensors: Mapping[str, Part], convert: Convert) -> list[str]:
+    """The names as they follow each other in the file."""
+    return [entry.name for entry in ordered([_entry(name, tensor, convert) for name, tensor in tensors.items()])]
+
+
 def write(
-    path: Path, tensors: Mapping[str, Tensor], *, files: FileLayer, convert: Convert, metadata: Mapping[str, str] | None = None
+    path: Path,
+    tensors: Mapping[str, Part],
+    walk: Walk,
+    *,
+    files: FileLayer,
+    convert: Convert,
+    metadata: Mapping[str, str] | None = None,
 ) -> str:
-    """Write `convert` of each tensor to `path`; BLAKE3 (hex) of the file. Raises OSError. Not synced: see `durable`."""
+    """Write `convert` of each tensor to `path`; BLAKE3 (hex) of the file. Raises OSError. Not synced: see `durable`.
+
+    `walk` gathers them; it is one over `order`, or begins with it.
+    """
     state = blake3()
 
     def counted() -> Iterator[memoryview]:
-        for chunk in _chunks(tensors, convert, metadata or {}):
+        for chunk in _chunks(tensors, walk, convert, metadata or {}):
             state.update(chunk)
             yield chunk
 
@@ -50,15 +65,15 @@ def as_is(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _chunks(tensors: Mapping[str, Tensor], convert: Convert, metadata: Mapping[str, str]) -> Iterator[memoryview]:
+def _chunks(tensors: Mapping[str, Part], walk: Walk, convert: Convert, metadata: Mapping[str, str]) -> Iterator[memoryview]:
     entries = [_entry(name, tensor, convert) for name, tensor in tensors.items()]
     yield memoryview(safetensors.build_header(entries, metadata))
     for entry in ordered(entries):
-        plain = convert(tensors[entry.name].detach()).cpu().contiguous()
+        plain = convert(walk.take(entry.name)).cpu().contiguous()
         if plain.numel():
             yield plain.reshape(-1).view(torch.uint8).numpy().data
 
 
-def _entry(name: str, tensor: Tensor, convert: Convert) -> Entry:
+def _entry(name: str, tensor: Part, convert: Convert) -> Entry:
     dtype = convert(torch.empty(0, dtype=tensor.dtype)).dtype
-    return Entry(name, _SPELLED[dtype], tuple(tensor.shape), tensor.numel() * dtype.itemsize)
+    return Entry(name, _SPELLED[dtype], tuple(tensor.shape), tensor.shape.numel() * dtype.itemsize)

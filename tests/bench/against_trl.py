@@ -229,6 +229,7 @@ def write_batch(place: Path, size: Size) -> None:
         "group": np.repeat(np.arange(size.rollouts // 4), 4).astype(np.int32),
         "truncated": np.zeros(size.rollouts, np.uint8),
         "weight": np.ones(size.rollouts, np.float32),
+        "sampled": np.ones(lengths.sum(), np.bool_),
     }
     np.savez(place / "sealed.npz", **arrays)
     np.save(place / "noise.npy", draw.uniform(-0.5, 0.5, lengths.sum()))
@@ -279,11 +280,12 @@ def _nudge(learner: step.Learner, place: Path) -> None:
 
 def _write_inputs(place: Path, learner: step.Learner, micro: collate.MicroBatch) -> None:
     prompt = micro.input_ids.shape[1] - micro.targets.shape[1]
+    assert micro.attention_mask is not None, "padded, as on the other side"
     arrays = {
         "prompt_ids": micro.input_ids[:, :prompt],
         "prompt_mask": micro.attention_mask[:, :prompt],
         "completion_ids": micro.targets,
-        "completion_mask": micro.present.long(),
+        "completion_mask": micro.sampled.long(),
         "advantages": micro.advantages,
         "old_per_token_logps": micro.sampler,
     }

@@ -9,10 +9,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 from safetensors.torch import load_file
 
 from coordinator.learner.crash_point import COMMIT_POINTS
+from coordinator.learner.crew import RANK_LOST
 from coordinator.learner.process import LINK_CLOSED
 from coordinator.wire.learner_link import (
     Checkpoint,
@@ -37,13 +39,13 @@ class Driver:
     def __init__(self, made: ModuleType, process: Any, folder: Path) -> None:
         self.made, self.process, self.folder = made, process, folder
 
-    def start(self, tiny: Path, checkpoint: str | None = None) -> Ready:
+    def start(self, tiny: Path, checkpoint: str | None = None, **learner: Any) -> Ready:
         directory = None if checkpoint is None else str(self.folder / checkpoint)
         answer = self.process.ask(
             Start(
                 fence=FENCE,
                 job_id=self.made.JOB,
-                config=self.made.config(warmup_steps=3),
+                config=self.made.config(warmup_steps=3, learner=learner),
                 model_dir=str(tiny),
                 checkpoint_dir=directory,
             )
@@ -55,6 +57,18 @@ class Driver:
         path, digest = self.made.sealed(self.folder, number)
         request = Train(fence=FENCE, step=number, batch_path=str(path), batch_digest=digest)
         return self.process.ask(request.model_copy(update=changed))
+
+    def train_for_long(self) -> None:
+        """Send a batch that keeps it busy for far longer than a second, and see that it is busy."""
+        values = self.made.arrays(step=0, groups=20_000, group_size=4)
+        data = self.made.file_bytes(values, step=0)
+        (self.folder / "large").write_bytes(data)
+        digest = self.made.blake3(data).hexdigest()
+        request = Train(fence=FENCE, step=0, batch_path=str(self.folder / "large"), batch_digest=digest)
+        self.process.send(request.model_dump_json().encode())
+        self.process.link.settimeout(1.0)
+        with pytest.raises(TimeoutError):
+            self.process.link.recv(1)
 
     def trained(self, steps: range) -> dict[int, dict[str, float]]:
         """The metrics of each step but those that measure time."""
@@ -132,16 +146,39 @@ def test_the_link_closing_ends_it_in_the_middle_of_work(made: ModuleType, tiny: 
     with made.LearnerProcess(tmp_path) as process:
         driver = Driver(made, process, tmp_path)
         driver.start(tiny)
-        values = made.arrays(step=0, groups=20_000, group_size=4)
-        data = made.file_bytes(values, step=0)
-        (tmp_path / "large").write_bytes(data)
-        digest = made.blake3(data).hexdigest()
-        process.send(Train(fence=FENCE, step=0, batch_path=str(tmp_path / "large"), batch_digest=digest).model_dump_json().encode())
-        process.link.settimeout(1.0)
-        with pytest.raises(TimeoutError):
-            process.link.recv(1)
+        driver.train_for_long()
         process.link.shutdown(2)
         assert process.process.wait(END_WITHIN_S) == LINK_CLOSED
+
+
+def test_fault_06_the_end_of_one_rank_is_the_end_of_all_at_once(made: ModuleType, tiny: Path, tmp_path: Path) -> None:
+    """Killed in the middle of a step, with collectives under way: nobody waits for the dead."""
+    with made.LearnerProcess(tmp_path) as process:
+        driver = Driver(made, process, tmp_path)
+        assert driver.start(tiny, ranks=2).parameters > 0
+        (other,) = psutil.Process(process.process.pid).children()
+        driver.train_for_long()
+        other.kill()
+        assert process.process.wait(END_WITHIN_S) == RANK_LOST
+    assert (tmp_path / "learner.log").read_text().splitlines()[-1] == "learner: rank 1 ended by SIGKILL; all ranks end"
+
+
+@pytest.mark.long  # the pipe that closes is the same mechanism as the link's
+def test_no_rank_outlives_the_first_and_stop_ends_all(made: ModuleType, tiny: Path, tmp_path: Path) -> None:
+    for end in ("kill", "stop", "link"):
+        with made.LearnerProcess(tmp_path) as process:
+            driver = Driver(made, process, tmp_path)
+            driver.start(tiny, ranks=3)
+            others = psutil.Process(process.process.pid).children()
+            assert len(others) == 2
+            if end == "stop":
+                assert isinstance(driver.train(0), Trained)
+                process.send(Stop(fence=FENCE).model_dump_json().encode())
+                assert process.process.wait(END_WITHIN_S) == 0
+            else:
+                driver.train_for_long()
+                process.process.kill() if end == "kill" else process.link.shutdown(2)
+            assert psutil.wait_procs(others, timeout=END_WITHIN_S)[1] == []
 
 
 def test_stop_ends_it_cleanly(made: ModuleType, tmp_path: Path) -> None:

@@ -45,6 +45,20 @@ def test_staleness_is_the_step_minus_the_oldest_token(made: ModuleType) -> None:
     assert batch.staleness() == [2, 1]
 
 
+def test_tokens_of_the_environment_count_for_nothing(tmp_path: Path, made: ModuleType) -> None:
+    """Their log-probs and versions may be anything; a file that does not speak of them has none."""
+    arrays = made.arrays(step=STEP)
+    sampled = np.ones(len(arrays["token_ids"]), np.bool_)
+    assert np.array_equal(read(tmp_path / "b", put(tmp_path / "b", made.file_bytes(arrays, step=STEP))).sampled, sampled)
+    arrays["lengths"] = np.array([2, *([1] * 6), len(sampled) - 8], np.int32)
+    sampled[1] = False
+    arrays |= {"sampled": sampled, "logprobs": arrays["logprobs"].copy(), "versions": arrays["versions"].copy()}
+    arrays["logprobs"][1], arrays["versions"][0], arrays["versions"][1] = math.nan, STEP, -9
+    batch = read(tmp_path / "b", put(tmp_path / "b", made.file_bytes(arrays, step=STEP)))
+    assert batch.sampled_lengths.tolist() == [1, *([1] * 6), len(sampled) - 8]
+    assert batch.staleness()[0] == 0
+
+
 def test_another_digest_is_refused(tmp_path: Path, made: ModuleType) -> None:
     put(tmp_path / "b", made.file_bytes(made.arrays(step=STEP), step=STEP))
     with pytest.raises(BatchInvalid, match="batch_digest is 00"):
@@ -98,6 +112,15 @@ BROKEN: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "a negative weight": (changed("weight", 0, -1), "array weight"),
     "a weight that is no number": (changed("weight", 0, math.nan), "array weight"),
     "truncated is 2": (changed("truncated", 0, 2), "must be 0 or 1"),
+    "sampled is no boolean": (
+        lambda arrays: arrays.update(sampled=np.ones(len(arrays["token_ids"]), np.uint8)),
+        "array sampled is uint8",
+    ),
+    "sampled is too short": (lambda arrays: arrays.update(sampled=np.ones(3, np.bool_)), "array sampled has 3"),
+    "nothing is sampled": (
+        lambda arrays: arrays.update(sampled=np.zeros(len(arrays["token_ids"]), np.bool_)),
+        "without a sampled token",
+    ),
     "groups start at 1": (lambda arrays: arrays.update(group=arrays["group"] + np.int32(1)), "count up from 0"),
     "groups go back": (changed("group", 1, 1), "count up from 0"),
     "a version of the future": (changed("versions", 0, STEP + 1), "cannot be trained in step 3"),

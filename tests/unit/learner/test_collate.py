@@ -52,7 +52,7 @@ def test_collate_puts_completions_in_one_rectangle(made: ModuleType) -> None:
     assert micro.position_ids.tolist() == [[0, 0, 1, 2, 3], [0, 1, 2, 2, 2]]
     assert micro.targets.tolist() == [[501, 502, 503], [500, 0, 0]]
     assert micro.sampler.tolist() == [[-1, -2, -3], [0, 0, 0]]
-    assert micro.present.tolist() == [[True, True, True], [True, False, False]]
+    assert micro.sampled.tolist() == [[True, True, True], [True, False, False]]
     assert micro.age.tolist() == [[3, 3, 3], [3, 0, 0]]
     assert micro.weights.tolist() == [[0.25, 0.25, 0.25], [0.25, 0, 0]]
     assert micro.advantages.tolist() == [0.5, -0.5]

@@ -60,6 +60,6 @@ def test_it_speaks_for_the_published_bits_not_the_masters(tiny: Path) -> None:
         for parameter in policy.model.parameters():
             parameter.mul_(1.02)
     found = generate.greedy(policy, PROMPTS, max_new_tokens=20, stop_token_ids=(1,), token_budget=999)
-    with model.published_bits(policy.model):
+    with model.published_bits(policy):
         expected = tuple(plain(policy, prompt, (1,), 20) for prompt in PROMPTS)
     assert found == expected

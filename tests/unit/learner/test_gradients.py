@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -35,12 +37,14 @@ LOSSES: dict[str, dict[str, Any]] = {
     "decoupled": {"loss": "decoupled", **TIGHT, "ratio_floor": 0.8, "ratio_cap": 1.2},
 }
 CUTS_NO_GRADIENT = ("cispo",)
+Arrange = Callable[[Batch, collate.Signal, list[int]], collate.MicroBatch]
+SEVERAL_TURNS = "dppo", "ppo_clip, kl, constant", "gspo", "reinforce, sequences", "cispo, prompts", "decoupled"
 
 
 class Case:
     """A float64 learner, and a batch of its own tokens on which every branch of the losses is taken."""
 
-    def __init__(self, made: ModuleType, directory: Path, algorithm: dict[str, Any]) -> None:
+    def __init__(self, made: ModuleType, directory: Path, algorithm: dict[str, Any], *, has_turns: bool) -> None:
         policy = model.load(directory)
         policy.model.double()
         self.learner = step.start(policy, made.config(temperature=TEMPERATURE, **algorithm))
@@ -53,6 +57,8 @@ class Case:
             truncated=np.array([0, 0, 0, 1, 0, 0, 0, 0], np.uint8),
             weight=np.array([1, 1, 1, 1, 1, 0, 1, 0.5], np.float32),
         )
+        if has_turns:
+            self._put_in_turns()
 
     def _sampler(self, batch: Batch) -> np.ndarray:
         """Log-probs of the policy, moved by up to a factor of 2 a token and less a rollout; one of rollout 6 by a factor of 150."""
@@ -64,13 +70,24 @@ class Case:
         moved[first_of_6] = own[first_of_6] - math.log(150)
         return moved.astype(np.float32)
 
-    def gradient(self, parts: list[list[int]]) -> list[torch.Tensor]:
-        """By the learner's own code, for one way to split the batch."""
+    def _put_in_turns(self) -> None:
+        """Of each completion of three tokens and more, the environment put in the second and every third from there on."""
+        places = np.concatenate([np.arange(length) for length in self.batch.lengths])
+        sampled = ~((places % 3 == 1) & (np.repeat(self.batch.lengths, self.batch.lengths) >= 3))
+        self.batch = replace(
+            self.batch,
+            sampled=sampled,
+            logprobs=np.where(sampled, self.batch.logprobs, math.nan).astype(np.float32),
+            versions=np.where(sampled, self.batch.versions, -1).astype(np.int32),
+        )
+
+    def gradient(self, parts: list[list[int]], arrange: Arrange = collate.collate) -> list[torch.Tensor]:
+        """By the learner's own code, for one way to split the batch and lay it out."""
         self.learner.optimizer.zero_grad(set_to_none=True)
         signal = collate.signal_of(self.batch, self.learner.config)
         tally = metrics.Tally()
         for rows in parts:
-            step.accumulate(self.learner, collate.collate(self.batch, signal, rows), tally)
+            step.accumulate(self.learner, arrange(self.batch, signal, rows), tally)
         self.tally = tally
         return [parameter.grad.clone() for parameter in self.learner.policy.model.parameters()]
 
@@ -105,9 +122,10 @@ def reference_gradient(case: Case) -> list[torch.Tensor]:
     of_reference = rollout_logprobs(learner.reference, batch) if learner.reference is not None else None
     advantages = papers.advantages(rule.advantage, [float(each) for each in batch.rewards], batch.group.tolist())
     found, groups, token_at = [], [], 0
-    for row, logprobs in enumerate(rollout_logprobs(learner.policy, batch)):
-        here = slice(token_at, token_at + len(logprobs))
-        token_at += len(logprobs)
+    for row, every in enumerate(rollout_logprobs(learner.policy, batch)):
+        places = np.flatnonzero(batch.sampled[token_at : token_at + len(every)])
+        here, logprobs = token_at + places, every[places]
+        token_at += len(every)
         cut = rule.truncated == "mask" and batch.truncated[row]
         if math.isnan(batch.rewards[row]) or cut or batch.weight[row] == 0:
             continue
@@ -116,8 +134,8 @@ def reference_gradient(case: Case) -> list[torch.Tensor]:
         if papers.is_sane(logprobs, samplers):
             terms = papers.LOSSES[rule.loss](rule, logprobs, samplers, ages, advantages[row])
             if of_reference is not None:
-                places = zip(terms, logprobs, samplers, of_reference[row], strict=True)
-                terms = [term + rule.reference_kl * papers.reference_kl(logp, mu, its.item()) for term, logp, mu, its in places]
+                pairs = zip(terms, logprobs, samplers, of_reference[row][places], strict=True)
+                terms = [term + rule.reference_kl * papers.reference_kl(logp, mu, its.item()) for term, logp, mu, its in pairs]
         found.append([float(batch.weight[row]) * term for term in terms])
         groups.append(int(batch.group[row]))
     papers.aggregate(rule.aggregation, found, groups, config.sampling.max_new_tokens).backward()
@@ -129,9 +147,10 @@ def assert_same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None
         assert float((one - other).norm()) <= TOLERANCE * float(other.norm())
 
 
-@pytest.fixture(scope="module", params=LOSSES, ids=list(LOSSES))
+@pytest.fixture(scope="module", params=[*LOSSES, *(f"{name} | turns" for name in SEVERAL_TURNS)])
 def case(request: pytest.FixtureRequest, made: ModuleType, tiny: Path) -> Case:
-    return Case(made, tiny, LOSSES[request.param])
+    name, _, turns = request.param.partition(" | ")
+    return Case(made, tiny, LOSSES[name], has_turns=bool(turns))
 
 
 @pytest.fixture(scope="module")
@@ -157,14 +176,21 @@ def test_every_token_budget_gives_the_reference_gradient(case: Case, expected: l
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(order=st.permutations(range(8)), cuts=st.sets(st.integers(1, 7)))
+@given(order=st.permutations(range(8)), cuts=st.sets(st.integers(1, 7)), arrange=st.sampled_from([collate.collate, collate.pack]))
 def test_any_partition_in_any_order_gives_the_reference_gradient(
-    case: Case, expected: list[torch.Tensor], order: list[int], cuts: set[int]
+    case: Case, expected: list[torch.Tensor], order: list[int], cuts: set[int], arrange: Arrange
 ) -> None:
-    """Each partition pads differently: a short completion beside a long one, a long prompt beside a short one."""
+    """Each partition pads differently: a short completion beside a long one, a long prompt beside a short one; or not at all."""
     edges = [0, *sorted(cuts), 8]
     parts = [order[start:end] for start, end in pairwise(edges)]
-    assert_same(case.gradient(parts), expected)
+    assert_same(case.gradient(parts, arrange), expected)
+
+
+def test_packed_and_padded_give_the_same_gradient(case: Case) -> None:
+    """To rounding in float64."""
+    padded = case.gradient([list(range(8))])
+    for one, other in zip(case.gradient([list(range(8))], collate.pack), padded, strict=True):
+        assert float((one - other).norm()) <= 1e-12 * float(other.norm())
 
 
 def test_the_reference_gradient_is_not_zero(expected: list[torch.Tensor]) -> None:

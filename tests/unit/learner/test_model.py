@@ -105,7 +105,7 @@ def test_published_bits_are_the_masters_rounded_and_come_back(tiny: Path) -> Non
     before = first.detach().clone()
 
     def inside() -> None:
-        with model.published_bits(policy.model):
+        with model.published_bits(policy):
             assert torch.equal(first, before.bfloat16().float())
             assert not torch.is_grad_enabled()
             raise KeyError
