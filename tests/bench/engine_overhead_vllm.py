@@ -23,7 +23,9 @@ def main() -> None:
         for _ in range(request["group"]):
             prompts.append({"prompt_token_ids": ids})
             params.append(
-                SamplingParams(max_tokens=request["tokens"], ignore_eos=True, seed=seed, logprobs=0, temperature=1.0, detokenize=False)
+                SamplingParams(
+                    max_tokens=request["tokens"], ignore_eos=True, seed=seed, logprobs=0, temperature=1.0, detokenize=False
+                )
             )
             seed += 1
     print(json.dumps({"ready": True}), flush=True)
