@@ -34,6 +34,7 @@ class JailedPlanes:
             code=None if code is None else files[code],
             files=files,
             new_tokens=job.config.sampling.max_new_tokens,
+            dated=job.created_at,
         )
         return JailedDataPlane(spec, processes=self._processes)
 

@@ -29,6 +29,7 @@ from coordinator.domain.model import (
 )
 from coordinator.domain.staleness import StalenessError, staleness
 from coordinator.domain.states import TERMINAL
+from coordinator.domain.turns import has_tokens
 
 _SETTLED = frozenset(
     {
@@ -157,7 +158,7 @@ def _outcomes(rows: _Rows) -> Iterator[str]:
     """A settled group has a reason or a step, and holds what its state says."""
     for number, group in sorted(rows.groups.items()):
         states = {rollout.state for rollout in rows.rollouts.get(number, ())}
-        accepted = bool(states & _SETTLED)
+        accepted = any(rollout.state in _SETTLED or has_tokens(rollout) for rollout in rows.rollouts.get(number, ()))
         if group.state is GroupState.REJECTED and not group.reason:
             yield f"group {number} is rejected without a reason"
         if group.state is GroupState.VOID and accepted:

@@ -24,6 +24,7 @@ PRIOR_COMPLETIONS = 20.0  # a worker of which nothing is known counts as if so m
 HOUR_S = 3600.0
 USUAL_STAY = 0.9  # chance of staying an hour, before anything was seen
 GUESSED_TOKENS_PER_S = 10.0  # of a worker that did not measure itself
+TURN_TOKENS = 1 << 20  # of the turns that are looked at together: their rows hold the tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,11 @@ class Made:
     leased_at: float
     accepted_at: float
     tokens: int = 1
+
+
+def most_turns(new_tokens: int, most: int) -> int:
+    """How many turns of up to `new_tokens` tokens are looked at together: some for a rate at least, `most` at most."""
+    return max(NEWEST, min(most, TURN_TOKENS // new_tokens))
 
 
 def throughput(made: Sequence[Made], *, slots: int, start: Throughput, tokens: float = 1.0) -> Throughput:

@@ -131,6 +131,7 @@ class EnvironmentSpec:
     max_turns: int = 1
     new_tokens: int = 1024  # after the prompt, in all turns
     tool_parser: str = "hermes"
+    dated: float | None = None  # the moment whose date chat templates write; None: now
 
     @property
     def runs_author_code(self) -> bool:

@@ -36,7 +36,10 @@ class Desk:
         self._environment = environment
         self._spec = spec
         self._renderer = Renderer(
-            Path(spec.tokenizer_dir), system_prompt=spec.system_prompt, use_chat_template=spec.use_chat_template
+            Path(spec.tokenizer_dir),
+            system_prompt=spec.system_prompt,
+            use_chat_template=spec.use_chat_template,
+            dated=spec.dated,
         )
         _check_turns(environment, spec)
         for split in ("train", "eval"):

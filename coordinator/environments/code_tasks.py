@@ -16,7 +16,8 @@ from coordinator.environments.datasets import Row, Rows
 
 TESTS_LIMIT = 64
 TEST_BYTES = 1 << 20
-_FENCE = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_FENCE = re.compile(r"```([^`\n]*)\n(.*?)```", re.DOTALL)  # of any language: else the end of one block would begin another
+_PYTHON = ("", "python", "python3", "py")
 
 Tests = list[tuple[str, str]]
 
@@ -44,7 +45,7 @@ class Code:
 
 def program_of(text: str) -> str:
     """The program in a completion: its last fenced block of Python, else all of it."""
-    blocks = _FENCE.findall(text)
+    blocks = [block for language, block in _FENCE.findall(text) if language.strip().lower() in _PYTHON]
     return str(blocks[-1]) if blocks else text
 
 

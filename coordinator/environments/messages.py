@@ -8,7 +8,7 @@ from typing import Any
 
 from coordinator.environments.tool_calls import Parsed
 
-BYTES_LIMIT = 4 << 20  # of the messages and tools of one request, as JSON
+BYTES_LIMIT = 4 << 20  # of the messages of one request, as JSON; as much of its tools
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 Plain = dict[str, Any]
@@ -36,7 +36,7 @@ def plain(messages: object) -> list[Plain]:
     """Messages as JSON objects without nulls, text parts joined. Raises Unusable in words."""
     if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence) or not messages:
         raise Unusable(f"messages is {type(messages).__name__}; give a list of at least one message")
-    return [_message(place, message) for place, message in enumerate(messages)]
+    return _within([_message(place, message) for place, message in enumerate(messages)], "messages")
 
 
 def plain_tools(tools: object) -> list[Plain]:
@@ -45,7 +45,14 @@ def plain_tools(tools: object) -> list[Plain]:
         return []
     if isinstance(tools, (str, bytes)) or not isinstance(tools, Sequence):
         raise Unusable(f"tools is {type(tools).__name__}; give a list of OpenAI tools")
-    return [_json(tool, f"tool {place}") for place, tool in enumerate(tools)]
+    return _within([_json(tool, f"tool {place}") for place, tool in enumerate(tools)], "tools")
+
+
+def _within(given: list[Plain], what: str) -> list[Plain]:
+    size = len(json.dumps(given))
+    if size > BYTES_LIMIT:
+        raise Unusable(f"{what} hold {size} bytes in all, above the limit of {BYTES_LIMIT}")
+    return given
 
 
 def _message(place: int, message: object) -> Plain:

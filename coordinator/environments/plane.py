@@ -61,6 +61,7 @@ class DataPlaneSpec:
     code: Path | None = None
     files: Mapping[str, Path] = field(default_factory=dict)
     new_tokens: int = 1024  # sampling.max_new_tokens: what may follow a prompt in all
+    dated: float | None = None  # the moment whose date chat templates write; None: now
 
     def for_child(self) -> EnvironmentSpec:
         """The plain values that a child needs; paths are made absolute."""
@@ -89,6 +90,7 @@ class DataPlaneSpec:
             max_turns=config.max_turns,
             new_tokens=self.new_tokens,
             tool_parser=config.tool_parser,
+            dated=self.dated,
         )
 
     def _source(self, place: int, source: SourceConfig) -> SourceSpec:
@@ -292,7 +294,7 @@ class JailedDataPlane:
         try:
             graded = [_graded(*values) for values in answer["graded"]]
             metrics = {_storable(name): float(value) for name, value in answer["metrics"].items()}
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             return [Graded("failed", None, "", bounded(f"the grading process gave a bad answer: {error!r}")) for _ in range(count)]
         if len(graded) != count:
             return [Graded("failed", None, "", f"{len(graded)} outcomes came for {count} completions") for _ in range(count)]

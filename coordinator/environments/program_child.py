@@ -7,9 +7,11 @@ program does to this process concerns later runs of that program alone: each pro
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import socket
 import sys
+import threading
 import traceback
 from pathlib import Path
 from typing import Any
@@ -52,8 +54,10 @@ def run(program: str, given: str) -> dict[str, Any]:
     sys.stdin, sys.stdout = os.fdopen(os.dup(0), "r"), os.fdopen(os.dup(1), "w")
     ending = _ending(program)
     try:
-        sys.stdout.flush()
-    except (OSError, ValueError) as error:
+        for stream in (sys.stdout, sys.__stdout__):
+            if stream is not None and not getattr(stream, "closed", False):
+                stream.flush()
+    except (AttributeError, OSError, ValueError) as error:
         ending = ending or f"its output was refused: {error}"
     with Path("printed").open("rb") as file:
         printed = file.read(OUTPUT_LIMIT_BYTES + 1)
@@ -64,7 +68,7 @@ def run(program: str, given: str) -> dict[str, Any]:
 
 def _ending(program: str) -> str:
     try:
-        exec(compile(program, "program.py", "exec"), {"__name__": "__main__"})  # noqa: S102 (what this jailed process is for)
+        _as_main(program)
     except SystemExit as left:
         return "" if left.code in (None, 0) else f"exit status {left.code}"[:WORDS_CHARS]
     except BaseException as error:  # whatever it raises is how it ended
@@ -72,9 +76,21 @@ def _ending(program: str) -> str:
     return ""
 
 
+def _as_main(program: str) -> None:
+    """To its end as the interpreter ends: threads are waited for, then functions of `atexit` are called."""
+    try:
+        exec(compile(program, "program.py", "exec"), {"__name__": "__main__"})  # noqa: S102 (what this jailed process is for)
+    finally:
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
+        atexit._run_exitfuncs()
+
+
 def _connect(number: int, opened: int) -> None:
-    os.dup2(opened, number)
-    os.close(opened)
+    if opened != number:  # as it is where the program closed `number`: `open(0).read()` does
+        os.dup2(opened, number)
+        os.close(opened)
 
 
 if __name__ == "__main__":

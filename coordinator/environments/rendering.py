@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,14 @@ _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cl
 
 
 class Renderer:
-    """Tokenizer, chat template and limits of one model directory. Raises EnvironmentBroken when a file is unusable."""
+    """Tokenizer, chat template and limits of one model directory. Raises EnvironmentBroken when a file is unusable.
 
-    def __init__(self, directory: Path, *, system_prompt: str | None, use_chat_template: bool) -> None:
+    `dated`: the moment (Unix seconds) whose date templates write; None: now. A record that began yesterday must read the same today.
+    """
+
+    def __init__(self, directory: Path, *, system_prompt: str | None, use_chat_template: bool, dated: float | None = None) -> None:
         self._directory = directory
+        self._dated = dated
         self._system_prompt = system_prompt
         self._use_chat_template = use_chat_template
         self._tokenizer = _load_tokenizer(directory)
@@ -113,6 +117,8 @@ class Renderer:
             )
         special = {name: _token(self._settings.get(name)) for name in _SPECIAL}
         names: dict[str, Any] = {name: token for name, token in special.items() if token is not None}
+        if self._dated is not None:
+            names["strftime_now"] = datetime.fromtimestamp(self._dated, UTC).strftime
         try:
             return str(
                 self._template.render(

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
-from coordinator.environments.base import bounded
+from coordinator.environments.base import EnvironmentBroken, bounded
 from coordinator.environments.messages import Item, Plain, Unusable, answer, plain, plain_tools
 from coordinator.environments.rendering import Renderer
 from coordinator.environments.tool_calls import parse
@@ -88,11 +88,13 @@ class Replay:
         """The next request: answered from the record, or asked. Raises LimitReached, Unusable."""
         if self._asked is not None and self._asked.done():
             self._refuse("it asks twice at once: a rollout is one conversation")
+        if self.limit:
+            raise LimitReached(self.limit)
         number, self._number = self._number, self._number + 1
         try:
             given, offered = plain(messages), plain_tools(tools)
             asked = self._opening(given, offered) if number == 0 else self._reply(number, given, offered)
-        except Unusable as error:
+        except (Unusable, EnvironmentBroken) as error:
             self._refuse(str(error))
         self._messages, self._tools = given, offered
         if number < len(self._turns):

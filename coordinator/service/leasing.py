@@ -437,7 +437,8 @@ async def _records(reader: Reader, plan: _Plan) -> dict[tuple[str, int], tuple[i
     if not slots:
         return {}
     turns: dict[tuple[str, int], list[Turn]] = defaultdict(list)
-    for turn in await reader.select(Turn, group_id=sorted({group_id for group_id, _ in slots})):
+    group_ids, numbers = (sorted(set(part)) for part in zip(*slots, strict=True))
+    for turn in await reader.select(Turn, group_id=group_ids, slot=numbers):  # rows are long: only these slots'
         turns[turn.group_id, turn.slot].append(turn)
     return {key: (rollout.turn, record(sorted(turns[key], key=lambda one: one.turn))) for key, rollout in slots.items()}
 

@@ -205,12 +205,20 @@ async def with_money(reader: Reader, job: Job, now: float) -> JobMarket:
     return JobMarket(job, Figures(), (), spent, hour_uusd=hour, rented_uusd=sum(row.price for row in rented))
 
 
+async def _turns(reader: Reader, job: Job, since: float) -> list[Turn]:
+    """The newest turns that are over, newest first; none of a job of one turn."""
+    if not is_played(job.config):
+        return []
+    most = rates.most_turns(job.config.sampling.max_new_tokens, MOST_ROLLOUTS)
+    return await reader.select(Turn, job_id=job.id, accepted_at__gt=since, order_by="-accepted_at", limit=most)
+
+
 async def _work(reader: Reader, job: Job, now: float) -> _Work:
     since = now - WINDOW_S
     rollouts = await reader.select(Rollout, job_id=job.id, accepted_at__gt=since, order_by="-accepted_at", limit=MOST_ROLLOUTS)
-    turns: list[Turn] = []
-    if is_played(job.config):
-        turns = await reader.select(Turn, job_id=job.id, accepted_at__gt=since, order_by="-accepted_at", limit=MOST_ROLLOUTS)
+    turns = await _turns(reader, job, since)
+    if turns and len(turns) == rates.most_turns(job.config.sampling.max_new_tokens, MOST_ROLLOUTS):  # cut: both of one span of time
+        rollouts = [one for one in rollouts if (one.accepted_at or 0.0) >= turns[-1].accepted_at]
     before: Counter[tuple[str, int]] = Counter()
     for turn in turns:
         before[turn.group_id, turn.slot] += turn.length

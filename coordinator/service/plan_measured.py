@@ -78,16 +78,17 @@ def _groups(job: Job, config: JobConfig, groups: Sequence[Group]) -> dict[str, F
 
 
 def _completions(job: Job, config: JobConfig, newest: Sequence[Rollout]) -> dict[str, Fact]:
-    """Lengths and speeds, where the same is asked for."""
-    lengths = [row.length for row in newest if row.length > 0]
+    """Lengths and speeds, where the same is asked for. With several turns all that follows the prompt counts, an environment's tokens too."""
+    newest = [row for row in newest if row.length > 0]
+    lengths = [row.preceding + row.length for row in newest]
     same = (job.config.environment.type, job.config.sampling.max_new_tokens)
     if len(lengths) < FEWEST or same != (config.environment.type, config.sampling.max_new_tokens):
         return {}
     mean, words = fmean(lengths), f"its newest {len(lengths)} completions"
     found = {"mean_tokens": _measured(job, mean, words), "length_cv": _measured(job, pstdev(lengths) / mean, words)}
-    seconds = sum(row.generate_s for row in newest if row.length > 0)
+    seconds = sum(row.generate_s for row in newest)
     if seconds > 0:
-        found["tokens_per_s"] = _measured(job, sum(lengths) / seconds, words)
+        found["tokens_per_s"] = _measured(job, sum(row.length for row in newest) / seconds, words)
     graded = [row.graded_at - row.accepted_at for row in newest if row.graded_at is not None and row.accepted_at is not None]
     if graded:
         found["grade_s"] = _measured(job, max(0.0, fmean(graded)), f"its newest {len(graded)} grades")

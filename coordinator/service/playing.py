@@ -84,7 +84,8 @@ async def next_turns(reader: Reader, job: Job, asked: set[Key]) -> list[Waiting]
     groups = {group.id: group for group in await reader.select(Group, id=sorted({row.group_id for row in fresh}))}
     turns: dict[Key, list[Turn]] = defaultdict(list)
     played = sorted({row.group_id for row in fresh if row.turn})
-    for turn in await reader.select(Turn, group_id=played) if played else []:
+    slots = sorted({row.slot for row in fresh if row.turn})
+    for turn in await reader.select(Turn, group_id=played, slot=slots) if played else []:  # rows are long: only these slots'
         turns[turn.group_id, turn.slot].append(turn)
     return [
         Waiting(row, groups[row.group_id], tuple(sorted(turns[row.group_id, row.slot], key=lambda one: one.turn))) for row in fresh

@@ -31,6 +31,20 @@ async def test_a_program_passes_by_what_it_prints() -> None:
     assert await ran("import sys\nprint(sum(map(int, sys.stdin.read().split())), flush=True); sys.exit(0)") == (2, "")
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "print(sum(map(int, open(0).read().split())))",
+        "import threading\ndef main():\n    import time; time.sleep(0.2); print(sum(map(int, input().split())))\nthreading.Thread(target=main).start()",
+        "import atexit, sys\ntotal = sum(map(int, sys.stdin.buffer.read().split()))\natexit.register(lambda: sys.__stdout__.write(str(total)))",
+        "import sys\nprint(sum(map(int, input().split())))\nsys.stdout.close()",
+    ],
+    ids=["closes its input", "does not wait for its thread", "prints at its exit", "closes its output"],
+)
+async def test_a_program_ends_as_the_interpreter_would_end_it(program: str) -> None:
+    assert await ran(program) == (2, "")
+
+
 CONTAINED = {
     "while True: pass": "not finished in time",
     "import os\nos.fork()": "Operation not permitted",

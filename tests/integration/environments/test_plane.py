@@ -230,6 +230,8 @@ def broken(completions, log_metric, **_):
         assert len(plane.reward_metrics()) == 256
     finally:
         await plane.close()
+    (huge,) = plane._read({"graded": [["scored", 1.0, "", ""]], "metrics": {"m0": 10**400}}, 1)  # what no float holds
+    assert (huge.outcome, huge.reward) == ("failed", None)
     plane._keep_metrics({"m0": float("nan"), "m1": 7.0})
     assert (plane.reward_metrics()["m0"], plane.reward_metrics()["m1"]) == (1.0, 7.0)
 

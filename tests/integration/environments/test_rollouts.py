@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 
+from coordinator.adapters.planes import JailedPlanes
+from coordinator.domain.model import Job, JobState
 from coordinator.environments.base import EnvironmentBroken
 from coordinator.environments.jail import JailLimits
 from coordinator.environments.plane import JailedDataPlane
+from coordinator.service.deps import ServiceSettings
 from coordinator.service.ports import Continued, Graded, PlayedTurn
+from coordinator.wire.job import JobConfig
 
 # A rollout that does what the model says: the tests send the name of an action.
 CODE = """
@@ -179,6 +183,27 @@ async def test_guess_number_is_won_by_halving(tmp_path: Path, made: ModuleType) 
         words = "".join(made.CHARACTERS[token - 4] for token in said.token_ids if token >= 4)
         low, high = (guess + 1, high) if "higher" in words else (low, guess - 1)
     assert graded(said) == ("scored", 1 / len(turns))
+    await plane.close()
+
+
+async def test_a_template_s_date_is_the_job_s_own(tmp_path: Path, made: ModuleType) -> None:
+    """Else every rollout that is under way at midnight would read another opening than it began with."""
+    template = "{{ strftime_now('%d %b %Y') }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    model = made.write_model(tmp_path / "m", chat_template=template)
+    values = {
+        "name": "dated",
+        "model": "m",
+        "environment": {"type": "guess_number", "max_turns": 2},
+        "algorithm": {"group_size": 2, "groups_per_step": 1},
+        "workers": {"engines": ["scripted"]},
+        "budget": {"steps": 1},
+    }
+    submitted = 365 * 86_400.0
+    job = Job("j", "dated", "u", JobConfig.model_validate(values), JobState.RUNNING, "", submitted, submitted, str(model))
+    plane = JailedPlanes(ServiceSettings(data_dir=tmp_path), processes=1).plane(job)
+    await plane.start()
+    (prompt,) = await plane.prompts("train", [0])
+    assert prompt.text.startswith("01 Jan 1971")
     await plane.close()
 
 

@@ -56,7 +56,8 @@ async def test_measured_figures(bench, job_body, seeded):
     groups = [Group(f"n-{n}", "j-1", 10 + n, n, (1,), 2, GroupState.REJECTED, 1.0, "no_signal: alike", 0) for n in range(14)]
     lengths = [
         Rollout(f"n-{n}", slot, "j-1", 10 + n, next(r for r in rows if isinstance(r, Rollout)).state, length=10 + 2 * slot,
-                accepted_at=bench.clock.now() - 5, graded_at=bench.clock.now() - 4, generate_s=0.5)
+                accepted_at=bench.clock.now() - 5, graded_at=bench.clock.now() - 4, generate_s=0.5,
+                turn=slot, preceding=3 * slot)  # of those in slot 1 this is the second turn
         for n in range(14) for slot in (0, 1)
     ]  # fmt: skip
     edges = [
@@ -77,7 +78,7 @@ async def test_measured_figures(bench, job_body, seeded):
     assert facts["no_signal"]["value"] == 14 / 16
     assert facts["keyframe_bytes"]["value"] == 4000
     assert facts["delta_bytes"]["value"] == pytest.approx(320 / 2**0.68)
-    assert facts["mean_tokens"]["value"] == pytest.approx((14 * 10 + 14 * 12 + 4 * 5) / 32)
+    assert facts["mean_tokens"]["value"] == pytest.approx((14 * 10 + 14 * (12 + 3) + 4 * 5) / 32)
     assert facts["tokens_per_s"]["value"] == pytest.approx((14 * 10 + 14 * 12 + 4 * 5) / (32 * 0.5))
     assert facts["grade_s"]["value"] == pytest.approx(30 / 32)
     assert "job j-1" in facts["train_s"]["why"]

@@ -26,7 +26,7 @@ from coordinator.domain.model import (
 )
 from coordinator.domain.seeds import slot_seed
 from coordinator.domain.turns import STICKY_S
-from coordinator.service import accounting, sealing
+from coordinator.service import accounting, market_rows, sealing
 from coordinator.service.playing import ask, next_turns, save
 from coordinator.service.ports import Continued, Graded, PlayedTurn
 from coordinator.service.tidying import needed_blobs
@@ -149,6 +149,27 @@ async def test_each_turn_pays_its_tokens_once_to_who_made_them(coordinator: Any,
     now = coordinator.deps.clock.now()
     meters = await coordinator.deps.store.read(lambda r: accounting.measure(r, coordinator.deps, now=now + 60))
     assert sorted(one.seen.tokens for one in meters[JOB]) == [4, 4]
+
+
+async def test_rates_are_of_one_span_of_time_when_not_all_turns_are_looked_at(
+    coordinator: Any, stranger: Any, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turns hold their tokens, so fewer of them are read than rollouts: older rollouts do not count either then."""
+    worker, environment = await stranger().ready(), TwoTurns()
+    first = await worker.lease()
+    for slot in first.slots:
+        await worker.submit(first, (slot,))
+        await played(coordinator, job, environment)
+        coordinator.clock.added += 10.0
+    (second,) = (await worker.ask(free=1)).leases
+    await worker.submit(second)
+    newest = max(turn.accepted_at for turn in await coordinator.rows(Turn))
+    for most, tokens, since in ((64, 12, 0.0), (1, 8, newest)):
+        monkeypatch.setattr(market_rows.rates, "most_turns", lambda *_, most=most: most)
+        work = await coordinator.deps.store.read(lambda r: market_rows._work(r, job, coordinator.deps.clock.now()))
+        made = work.made[worker.id]
+        assert sum(one.tokens for one in made) == tokens
+        assert all(one.accepted_at >= since for one in made)
 
 
 async def test_the_next_turn_waits_a_little_for_its_worker(coordinator: Any, stranger: Any, job: Job) -> None:

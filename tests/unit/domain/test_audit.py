@@ -234,6 +234,12 @@ def test_void_with_accepted_rollouts(rows) -> None:
     found(rows, "group 4 is void and holds accepted rollouts")
 
 
+def test_void_with_accepted_turns(rows) -> None:
+    """A slot between two turns has no outcome, and what was paid for would be lost all the same."""
+    rows.set_rollout(5, 0, oldest_version=0, newest_version=0, turn=1)
+    found(rows, "group 5 is void and holds accepted rollouts")
+
+
 def test_trained_without_a_score(rows) -> None:
     """Nothing can have been learnt."""
     for slot in range(2):

@@ -13,6 +13,7 @@ from coordinator.domain.market_rates import (
     Made,
     admitted,
     claimed,
+    most_turns,
     percentile,
     quoted_rate,
     reliability,
@@ -140,3 +141,8 @@ def test_percentiles_by_nearest_rank() -> None:
     assert percentile([3.0], 0.95) == 3.0
     assert percentile([float(n) for n in range(1, 101)], 0.95) == 95.0
     assert not math.isnan(percentile([1.0, 2.0], 1.0))
+
+
+@pytest.mark.parametrize(("new_tokens", "expected"), [(1, 4096), (256, 4096), (1024, 1024), (131_072, 64)])
+def test_turns_are_looked_at_by_what_their_rows_hold(new_tokens: int, expected: int) -> None:
+    assert most_turns(new_tokens, 4096) == expected

@@ -20,6 +20,8 @@ from coordinator.environments.programs import tidy
         ("```py\na\n```\n```\nb\n```", "b\n"),
         ("```Python3 \r\na\n```", "a\n"),
         ("```\nopen", "```\nopen"),
+        ("```json\n{}\n```\nso\n```python\na\n```", "a\n"),
+        ("```python\na\n```\nwhich prints\n```text\n3\n```", "a\n"),
     ],
 )
 def test_the_program_is_the_last_fenced_block_or_all(text: str, program: str) -> None:

@@ -187,6 +187,7 @@ def test_a_changed_turn_of_the_model_is_refused(renderer: Renderer, made: Module
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "something else than text"),
         ([{"role": "user", "content": "x", "score": float}], "is no JSON"),
         ([{"role": "user", "content": "x" * (5 << 20)}], "above the limit"),
+        ([{"role": "user", "content": "x" * (1 << 20)}] * 5, "bytes in all, above the limit"),
     ],
 )
 def test_requests_that_no_record_holds_are_refused_in_words(
@@ -274,6 +275,40 @@ def test_a_function_may_score_what_there_is_at_a_limit(renderer: Renderer, made:
 
     table = Table(renderer, made, careful, limits=PlayLimits(max_turns=1, new_tokens=500))
     assert outcome(table.play("a")) == ("scored", 0.25, "")
+
+
+def test_a_limit_stays_reached(renderer: Renderer, made: ModuleType) -> None:
+    """A function that asks on is told the same, and still gives its score."""
+
+    async def insists(client: Client) -> float:
+        messages: list[Any] = list(OPENING)
+        reached = 0
+        while reached < 3:
+            try:
+                reply = await client.chat.completions.create(messages=messages)
+                messages.append(reply.choices[0].message)
+            except client.LimitReached:
+                reached += 1
+            messages.append({"role": "user", "content": "on"})
+        return float(reached)
+
+    table = Table(renderer, made, insists, limits=PlayLimits(max_turns=1, new_tokens=500))
+    assert outcome(table.play("a")) == ("scored", 3.0, "")
+
+
+def test_a_template_that_refuses_is_a_failure_whatever_the_function_makes_of_it(tmp_path: Path, made: ModuleType) -> None:
+    directory = made.write_model(tmp_path / "refuses", chat_template="{{ raise_exception('no such role') }}")
+    own = Renderer(directory, system_prompt=None, use_chat_template=False)
+
+    async def swallows(client: Client) -> float:
+        try:
+            await client.chat.completions.create(messages=OPENING)
+        except Exception:
+            return 0.0
+        return 1.0
+
+    kind, _, detail = outcome(Table(own, made, swallows).look())
+    assert (kind, "no such role" in detail) == ("failed", True), detail
 
 
 def test_tool_calls_reach_the_function_and_its_results_the_model(tmp_path: Path, made: ModuleType) -> None:

@@ -35,6 +35,10 @@ def test_arguments_written_as_text_are_the_same_call() -> None:
         '{"name": "f", "arguments": "[1]"}',
         '{"name": "f", "arguments": "x"}',
         "[" * 100_000,
+        '{"name": "f\\ud800"}',
+        '{"name": "f", "arguments": {"a": "\\udfff"}}',
+        '{"name": "f", "arguments": {"a": 1e999}}',
+        '{"name": "f", "arguments": {"a": NaN}}',
     ],
 )
 def test_what_is_no_call_is_content(block: str) -> None:
@@ -52,6 +56,25 @@ def test_without_a_parser_and_beyond_the_limit_all_is_content() -> None:
     assert parse(one, "none") == Parsed(one)
     many = one * (CALLS_LIMIT + 1)
     assert parse(many, "hermes") == Parsed(many)
+
+
+class Counted(str):
+    """A text that counts the characters it is searched for."""
+
+    searched = 0
+
+    def find(self, word: str, start: int = 0) -> int:  # type: ignore[override]
+        place = str.find(self, word, start)
+        self.searched += (len(self) if place < 0 else place) - start
+        return place
+
+
+@pytest.mark.parametrize("text", ["<tool_call>" * 20_000, "<tool_call>" + " " * 200_000, "<tool_call>{}</tool_call>" * 9_000])
+def test_text_of_any_kind_is_read_once_or_twice(text: str) -> None:
+    """A model that repeats itself costs no more than its length: a pattern that tries every end of every start would not end here."""
+    counted = Counted(text)
+    assert parse(counted, "hermes") == Parsed(text)
+    assert 0 < counted.searched <= 2 * len(text)
 
 
 @given(st.text(alphabet='<>/tool_ca{}":name fx', max_size=80))
