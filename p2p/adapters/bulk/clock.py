@@ -61,6 +61,7 @@ class Clock:
             self._meter.sample(self._delivered, was_busy, now)
             rate, limit = self._meter.rate(now), hub.throttle.up_limit
             hub.uplink = rate if limit is None else min(rate, limit)
+            hub.pace = max(hub.uplink, fresh / since)
             if was_busy:
                 hub.feed_all(Uplink(hub.uplink, fresh / since))
             is_full = hub.throttle.down_limit is not None and hub.throttle.down_wait(now) > 0

@@ -1,8 +1,9 @@
 """A connection at work: what it does when its socket is ready, when something waits to be written, and when time has passed.
 
-It never waits: the loop's thread calls it, and asks it what to wait for. Each turn reads a bounded amount and writes one burst (control frames and
-adverts first, then parts of a piece), so that no connection and neither direction starves another and a cancel is never behind a whole
-piece. What to do with frames is decided by the hub's parts.
+It never waits: the loop's thread calls it, and asks it what to wait for. Each turn reads a bounded amount and writes about 10 ms of what can leave
+(control frames and adverts first, then parts of pieces), so that no connection and neither direction starves another and a cancel is
+behind little. Few turns of much each: what a turn costs besides its bytes is what a fast link's CPU goes to. What to do with frames
+is decided by the hub's parts.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from p2p.adapters.bulk.catalogue import Catalogue
 from p2p.adapters.bulk.exchange import Exchange
 from p2p.adapters.bulk.hub import Hub
 from p2p.adapters.bulk.link import Arriving, Link
-from p2p.adapters.bulk.outbox import MOST_CONTROL, Upload, burst_bytes, part_bytes
-from p2p.adapters.bulk.pipe import TlsPipe
+from p2p.adapters.bulk.outbox import MOST_BURST, MOST_CONTROL, Upload, part_bytes, turn_bytes
+from p2p.adapters.bulk.pipe import READ_BYTES, TlsPipe
 from p2p.adapters.bulk.renewal import renewed
 from p2p.domain import bulk_frames as frames
 from p2p.errors import FrameRefused, PeerLost, TicketError
@@ -30,6 +31,7 @@ CONTROL_BURST = 2.0  # seconds' worth of control frames that may come at once
 COSTS = {frames.BATCH: 20, frames.ASK: 20, frames.KNOWS: 4, frames.RENEW: 100}  # in control frames
 NEVER = float("inf")
 NOTHING = memoryview(b"")
+MOST_FILLS = 4  # reads from a socket in one turn
 STAGE_BYTES = 16 << 10  # a TLS record
 _CATALOGUE = frozenset({frames.KNOWS, frames.ASK, frames.BATCH, frames.FORGET})
 _EXCHANGE = frozenset({frames.HAVE, frames.REQUEST, frames.CANCEL, frames.ABSENT, frames.ABORTED})
@@ -178,12 +180,16 @@ class Connection:
             self._is_stuck = False
             self._parse(self._staged)
             self._decode()
-        hold = RETRY_S if self._is_stuck else max(self._overdraft(now), self._hub.throttle.down_wait(now))
+        hold = RETRY_S if self._is_stuck else self._hold(now)
         if hold <= 0:
             return select.EPOLLIN
         self._heard_at = now  # it is this side that does not listen
         self.due = min(self.due, now + hold)
         return 0
+
+    def _hold(self, now: float) -> float:
+        """Seconds until more may come."""
+        return max(self._overdraft(now), self._hub.throttle.down_wait(now))
 
     def _overdraft(self, now: float) -> float:
         """Seconds until the peer may say more."""
@@ -223,24 +229,31 @@ class Connection:
     # --- reading
 
     def _receive(self, now: float) -> None:
-        """Take a bounded amount from the socket."""
-        if not self.pipe.fill():
-            return
-        self._heard_at = now
-        self._decode()
+        """Take a bounded amount from the socket, as long as it gives all that is asked for."""
+        for _ in range(MOST_FILLS):
+            count = self.pipe.fill()
+            if not count:
+                break
+            self._heard_at = now
+            self._decode()
+            if count < READ_BYTES or self._is_stuck or self.link.closing is not None or self._hold(now) > 0:
+                break
         self._exchange.progress(self.link, now)
 
     def _decode(self) -> None:
         """Handle every whole frame that is here. Long payloads are read where they belong, all else by way of the stage."""
-        read_into = self.pipe.read_into
+        read_into, read_record = self.pipe.read_into, self.pipe.read_record
         while self.link.closing is None and not self._is_stuck:
             rest = self._rest
-            count = read_into(rest or self._stage[self._staged :])
-            if count == 0:
-                return
             if not rest:
+                count = read_record(self._stage[self._staged :])
+                if count == 0:
+                    return
                 self._parse(self._staged + count)
                 continue
+            count = read_into(rest)
+            if count == 0:
+                return
             self._rest = rest[count:]
             if count == len(rest):
                 self._finish()
@@ -342,15 +355,34 @@ class Connection:
             self.pipe.flush()
 
     def _transmit(self, now: float) -> None:
-        """One burst, or what is left of the last one."""
-        if not self.pipe.unsent:
-            self._compose(now)
-        if self.pipe.flush() and self._leaving is not None:
+        """One turn: the rest of the last one; or control frames and adverts, then parts of pieces until the kernel has enough."""
+        if self.pipe.unsent:
+            self._flush()
+            return
+        pace = self._pace()
+        left = turn_bytes(pace)
+        while left > 0:
+            written = self._compose(left, part_bytes(pace), now)
+            if not self._flush() or not written:
+                return
+            left -= written
+
+    def _flush(self) -> bool:
+        """Whether the kernel took all. Then a piece of which that was the end is sent."""
+        if not self.pipe.flush():
+            return False
+        if self._leaving is not None:
             upload, self._leaving = self._leaving, None
             self._exchange.sent(self.link, upload)
+        return True
 
-    def _compose(self, now: float) -> None:
-        """Control frames and adverts, then parts of a piece: one on a slow uplink, a few on a fast one."""
+    def _pace(self) -> float:
+        """Bytes a second that may leave: what can, within the owner's limit of this moment."""
+        limit = self._hub.throttle.up_limit
+        return self._hub.pace if limit is None else min(self._hub.pace, limit)
+
+    def _compose(self, most: int, part: int, now: float) -> int:
+        """Control frames and adverts, then about `most` bytes of a piece, in parts of `part` bytes; how many."""
         hub, outbox = self._hub, self.link.outbox
         may_send = bool(outbox.uploads) and self._may_send(now)
         with hub.lock:
@@ -358,31 +390,35 @@ class Connection:
                 hub.let_ride(self.link)
             control = outbox.take_control()
         if may_send:
-            self._write_parts(control, now)
-        elif control:
+            return self._write_parts(control, most, part, now)
+        if control:
             self.pipe.write(control)
+        return 0
 
-    def _write_parts(self, before: bytes, now: float) -> None:
-        """Parts of pieces; what goes before them is in one record with the first one's head."""
+    def _write_parts(self, before: bytes, most: int, size: int, now: float) -> int:
+        """Parts of a piece, given to the kernel burst by burst; what goes before them is in one record with the first one's head."""
         hub, outbox = self._hub, self.link.outbox
-        left = begun = burst_bytes(hub.uplink)
-        most = part_bytes(hub.uplink)
-        while left > 0 and self._leaving is None:
+        written = unsent = 0
+        while written < most and self._leaving is None:
+            if unsent >= MOST_BURST:
+                if not self.pipe.flush():
+                    break
+                unsent = 0
             with hub.lock:
-                taken = outbox.take_part(most)
+                taken = outbox.take_part(size)
                 if taken is not None and taken[3]:
                     self._exchange.written(self.link, taken[0])
             if taken is None:
                 break
             upload, part, begin, is_last = taken
-            head = frames.data_head(upload.number, upload.index, begin, len(part), upload.flag)
-            self.pipe.write(before + head)
+            self.pipe.write(before + frames.data_head(upload.number, upload.index, begin, len(part), upload.flag))
             self.pipe.write(part)
+            hub.throttle.sent(len(part), now)
             before = b""
-            left -= len(part)
+            written += len(part)
+            unsent += len(part)
             if is_last:
                 self._leaving = upload
         if before:
             self.pipe.write(before)
-        if left < begun:
-            hub.throttle.sent(begun - left, now)
+        return written

@@ -69,6 +69,7 @@ class Hub:
         self.links: dict[tuple[str, str], Link] = {}  # by job and peer
         self.buffers_left = settings.limits.buffer_bytes
         self.uplink = settings.uplink
+        self.pace = settings.uplink  # sizes what is sent at once: the uplink, or what left just now if that was more
         self.was_idle = True  # nothing was waiting to be sent at some moment since this was last set to False
         self.is_closing = False
         self.wake: Callable[[], None] = lambda: None  # the loop's thread, if it waits: something is due sooner

@@ -9,9 +9,10 @@ from p2p.adapters.bulk.recent import Held
 from p2p.domain import bulk_frames as frames
 from p2p.domain.manifest import Piece
 
-MOST_BURST = 256 << 10
+MOST_BURST = 256 << 10  # encrypted and given to the kernel at once
+MOST_TURN = 1 << 20
 LEAST_PART = 16 << 10
-PART_S = 0.01  # a part takes about so long at the measured uplink: control frames wait for no more than one
+PART_S = 0.01  # a part takes about so long at the measured uplink: control frames wait for no more than one, or one turn
 MOST_CONTROL = 4 << 20  # a peer that does not read for so long that this much waits is given up
 
 
@@ -102,6 +103,6 @@ def part_bytes(uplink: float) -> int:
     return max(1, min(round(uplink * PART_S / LEAST_PART), frames.PART_BYTES // LEAST_PART)) * LEAST_PART
 
 
-def burst_bytes(uplink: float) -> int:
-    """What is encrypted and given to the kernel at once: about 10 ms, at least one part, at most 256 KiB."""
-    return max(LEAST_PART, min(int(uplink * PART_S), MOST_BURST))
+def turn_bytes(uplink: float) -> int:
+    """What one connection sends before another's turn comes, if the kernel takes it: about 10 ms, one burst to 1 MiB."""
+    return max(LEAST_PART, min(int(uplink * PART_S), MOST_TURN))

@@ -57,18 +57,32 @@ class TlsPipe:
         """The other side's certificate (DER); empty if it showed none."""
         return self._tls.getpeercert(binary_form=True) or b""
 
-    def fill(self) -> bool:
-        """Take what the socket has, a bounded amount; False if there is nothing now."""
+    def fill(self) -> int:
+        """Take what the socket has, at most READ_BYTES; how many bytes, 0 if there are none now."""
         try:
             count = self.sock.recv_into(self._raw)
         except (BlockingIOError, InterruptedError):
-            return False
+            return 0
         except OSError as error:
             raise PeerLost(f"the connection broke: {error}") from error
         if count == 0:
             raise PeerLost("the other side closed the connection")
         self._incoming.write(self._raw[:count])
-        return True
+        return count
+
+    def read_record(self, view: memoryview) -> int:
+        """`read_into` of no more than one record: a frame's head comes in one, and what follows it is read where it belongs."""
+        if not self._incoming.pending and not self._tls.pending():
+            return 0
+        try:
+            count = self._read(len(view), view)
+        except ssl.SSLWantReadError:
+            return 0
+        except ssl.SSLError as error:
+            raise PeerLost(f"TLS failed: {error.reason or error}") from error
+        if count == 0:
+            raise PeerLost("the other side ended TLS")
+        return count
 
     def read_into(self, view: memoryview) -> int:
         """Decrypted bytes into `view`, as many as fit and are here; 0 if none are."""

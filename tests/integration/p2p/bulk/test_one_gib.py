@@ -12,5 +12,5 @@ from tests.bench.bulk import measure_node
 @pytest.mark.long
 def test_a_gibibyte_passes_with_flat_memory(tmp_path: Path) -> None:
     figures = measure_node(tmp_path, 1024)  # checks that every piece came
-    assert figures["node_send_grew_mb"] < 32
-    assert figures["node_receive_grew_mb"] < 32
+    assert figures["files_send_grew_mb"] < 32
+    assert figures["files_receive_grew_mb"] < 32
