@@ -56,19 +56,20 @@ async def sweep(deps: Deps) -> float | None:
     if now - deps.presence.saved_at >= FLUSH_S:
         deps.presence.saved_at = now
         await flush(deps)
-    lost_after_s = deps.settings.lost_after_s
-    silent = [
-        heard.worker_id
-        for heard in deps.presence.all()
-        if is_lost(heard.at, now=now, lost_after_s=lost_after_s) and now > heard.excused_until
-    ]
+    silent = [heard.worker_id for heard in deps.presence.all() if _is_silent(deps, heard, now=now)]
     topics = await deps.store.write(lambda tx: _sweep(tx, deps, silent, now=now))
     deps.reach("sweep.rows_written")
     for worker_id in silent:
-        deps.presence.forget(worker_id)
+        heard = deps.presence.get(worker_id)
+        if heard is not None and _is_silent(deps, heard, now=now):
+            deps.presence.forget(worker_id)
     for topic in topics:
         deps.wake.notify(topic)
     return await _next_deadline(deps)
+
+
+def _is_silent(deps: Deps, heard: Heard, *, now: float) -> bool:
+    return is_lost(heard.at, now=now, lost_after_s=deps.settings.lost_after_s) and now > heard.excused_until
 
 
 async def keep_sweeping(deps: Deps) -> None:
@@ -133,6 +134,8 @@ async def _lose(tx: Tx, silent: Sequence[str], deps: Deps, *, now: float) -> fro
     topics: frozenset[str] = frozenset()
     for worker in await tx.select(Worker, id=list(silent)) if silent else []:
         heard = deps.presence.get(worker.id)
+        if heard is not None and not _is_silent(deps, heard, now=now):
+            continue  # it was heard while this waited for its turn to write
         seen = worker.last_seen_at if heard is None else max(worker.last_seen_at, heard.at)
         topics |= {"workers"} | await release_work(tx, worker.id, f"the worker was not heard for {now - seen:.0f} s", now=now)
         await close_session(tx, worker, now=now, last_seen_at=seen)

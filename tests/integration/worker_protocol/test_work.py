@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from coordinator.domain.model import (
     Group,
@@ -315,6 +316,26 @@ async def test_a_silent_worker_is_lost_and_a_beat_of_it_is_told_to_join_again(co
     assert reply.problem.code == "worker_gone"
     await worker.ready()
     assert (await coordinator.get(Worker, worker.id)).state is WorkerState.ACTIVE
+
+
+async def test_a_worker_that_is_heard_while_the_sweep_waits_to_write_is_not_lost(
+    coordinator: Any, stranger: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine a beat may come between the look for silent workers and its transaction."""
+    worker = await stranger().ready()
+    coordinator.clock.added += 36
+    deps = coordinator.deps
+    write = deps.store.write
+
+    async def late(action: Any) -> Any:
+        deps.presence.remember(replace(deps.presence.get(worker.id), at=deps.clock.now()))
+        return await write(action)
+
+    monkeypatch.setattr(deps.store, "write", late)
+    await coordinator.sweep()
+    monkeypatch.undo()
+    assert (await coordinator.get(Worker, worker.id)).state is WorkerState.ACTIVE
+    await worker.beat(0)
 
 
 async def test_a_restart_gives_everyone_a_grace_and_loses_nothing(coordinator: Any, stranger: Any) -> None:
