@@ -6,9 +6,9 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Protocol
 
 from p2p.adapters.durable import REAL_FILES, FileLayer, make_directory_durably, replace_directory_durably
-from p2p.adapters.piece_store import PieceStore
 from p2p.adapters.snapshot_dir import WEIGHTS, Snapshot, open_snapshot
 from p2p.codec import safetensors
 from p2p.codec.encodings import ENCODINGS, Base, Encoding
@@ -17,13 +17,22 @@ from p2p.domain.hops import Hop
 from p2p.domain.manifest import Manifest, Piece
 from p2p.errors import ApplyFailed, SwarmError
 
+
+class Pieces(Protocol):
+    """Where pieces are read from."""
+
+    def read(self, digest: str) -> bytes:
+        """The piece, verified. Raises KeyError if it is absent, PieceCorrupt if it was damaged."""
+        ...
+
+
 NOTHING_HELD: Mapping[str, Path] = MappingProxyType({})
 
 
 def assemble(
     manifest: Manifest,
     path: Sequence[Hop],
-    store: PieceStore,
+    store: Pieces,
     directory: Path,
     *,
     held: Mapping[str, Path] = NOTHING_HELD,
@@ -33,7 +42,7 @@ def assemble(
     """Make `directory` the snapshot that `manifest` names, from the pieces of the path's edges; durable and verified whole on return.
 
     `held` maps digests of versions to their directories: the first hop's base is one of them, unless it is a keyframe. All hops are
-    applied shard by shard, so that no version in between is ever on disk. An empty path copies the held version with the
+    applied shard by shard, in the order of the edges' pieces, so that no version in between is ever on disk. An empty path copies the held version with the
     same bits. An older directory of the name is replaced atomically.
     Raises ApplyFailed (what failed); `directory` is then as it was, and nothing is left beside it.
     """
@@ -74,7 +83,7 @@ def _check_path(manifest: Manifest, path: Sequence[Hop], held: Mapping[str, Path
 
 
 def _decoded(
-    manifest: Manifest, path: Sequence[Hop], store: PieceStore, held: Mapping[str, Path], encodings: Mapping[str, Encoding]
+    manifest: Manifest, path: Sequence[Hop], store: Pieces, held: Mapping[str, Path], encodings: Mapping[str, Encoding]
 ) -> Iterator[Bytes]:
     """The version's shards in layout order: each hop decodes on what the one before it yields."""
     plan = shards(manifest.tensors)
@@ -95,7 +104,7 @@ def _decoded(
 
 
 def _hop_shards(
-    hop: Hop, plan: Sequence[Shard], store: PieceStore, encodings: Mapping[str, Encoding], base: Base | None
+    hop: Hop, plan: Sequence[Shard], store: Pieces, encodings: Mapping[str, Encoding], base: Base | None
 ) -> Iterator[Bytes]:
     """What one hop yields; its failures say which hop it was."""
     try:
@@ -122,7 +131,7 @@ def _reader(snapshot: Snapshot) -> Base:
     return lambda shard: gather(shard, snapshot.read)
 
 
-def _stored(store: PieceStore, pieces: tuple[Piece, ...]) -> Iterator[bytes]:
+def _stored(store: Pieces, pieces: tuple[Piece, ...]) -> Iterator[bytes]:
     """The pieces' bytes in order, each verified."""
     for piece in pieces:
         try:

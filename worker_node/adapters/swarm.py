@@ -19,6 +19,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from coordinator.wire.messages import ManifestReply
+from p2p.adapters.arriving import ArrivingPieces
 from p2p.adapters.durable import write_durably
 from p2p.adapters.fetch import FetchReport, Progress, assemble, fetch
 from p2p.adapters.piece_store import UNSYNCED_FILES, PieceStore
@@ -120,7 +121,7 @@ class Swarm:
             del self._offers[next(iter(self._offers))]
 
     async def bring(self, version: Version, *, epoch: Callable[[], int], on_progress: Progress) -> FetchFinished:
-        """Fetch the pieces of the cheapest path to the offered version and apply them.
+        """Fetch the pieces of the cheapest path to the offered version, and apply them as they come.
 
         Raises SwarmError, OSError; nothing of the version is then stored, and another path is preferred the next time.
         """
@@ -131,9 +132,17 @@ class Swarm:
             offer, route = await self._planned(version, offer, epoch)
             await self._prefetch.stop()
             self._begin(_transfers(route))
-            report = await self._fetch(offer, route, epoch=epoch, on_progress=on_progress)
+            pieces = ArrivingPieces(self._store)
+            assembling = asyncio.create_task(self._assemble(version, offer, route, pieces))
+            try:
+                report = await self._fetch(offer, route, epoch=epoch, on_progress=on_progress)
+            except BaseException:
+                pieces.end()
+                await asyncio.gather(assembling, return_exceptions=True)
+                raise
+            pieces.end()
             begun = time.monotonic()
-            await self._apply(version, offer, route)
+            await self._apply(version, offer, route, assembling)
             self._unfinished.clear()
             return self._finished(version, route, report, assemble_s=time.monotonic() - begun)
 
@@ -235,11 +244,16 @@ class Swarm:
         ways = lineage.path([hop.way for hop in hops.values()], offer.manifest.digest, held=held, doubted=frozenset(self._doubted))
         return tuple(hops[way.id] for way in ways)
 
-    async def _apply(self, version: Version, offer: _Offer, route: tuple[Hop, ...]) -> None:
+    async def _assemble(self, version: Version, offer: _Offer, route: tuple[Hop, ...], pieces: ArrivingPieces) -> None:
+        """Decode the path's pieces as they come: what is left to do once the last is here is little."""
         held = {stored.digest: self._directory(stored) for stored in self._stored}
         self._reach("worker.assembling")
+        await asyncio.to_thread(assemble, offer.manifest, route, pieces, self._directory(version), held=held)
+
+    async def _apply(self, version: Version, offer: _Offer, route: tuple[Hop, ...], assembling: asyncio.Task[None]) -> None:
+        """Wait for the assembled version, whose pieces are all here, and record it."""
         try:
-            await asyncio.to_thread(assemble, offer.manifest, route, self._store, self._directory(version), held=held)
+            await assembling
         except SwarmError as error:
             if not _is_for_want_of_room(error):
                 self._doubt(route)

@@ -348,6 +348,32 @@ async def test_a_version_whose_turn_comes_late_is_brought_all_the_same(
             await bring(runtime, Version("job", 1, "0" * 64))
 
 
+async def test_a_fetch_that_fails_ends_the_assembly_and_doubts_nothing(
+    small: Any, make_next: Callable[[int], Path], tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces are decoded as they come; when no more come, what was begun is removed and the path is as good as before."""
+    small.publish(make_next(0), 0)
+    async with running(settings_for(small, tmp_path / "worker")) as (runtime, _):
+        await until(lambda: small.confirms, "version 0")
+        small.encode(make_next(1), 1, base=0)
+        version = await offered(runtime, small, 1)
+        begun = asyncio.Event()
+
+        async def fails(*_: Any, **__: Any) -> None:
+            await until(lambda: list((tmp_path / "worker" / "weights" / "versions").glob(".*.tmp")), "the assembly")
+            begun.set()
+            raise FetchFailed("nobody has it")
+
+        monkeypatch.setattr(runtime._swarm, "_fetch", fails)
+        with pytest.raises(FetchFailed, match="nobody has it"):
+            await bring(runtime, version)
+        assert begun.is_set()
+        assert not list((tmp_path / "worker" / "weights" / "versions").glob(".*.tmp"))
+        assert not runtime._swarm._doubted
+        monkeypatch.undo()
+        assert (await bring(runtime, version)).version == version
+
+
 async def test_a_path_whose_base_was_dropped_meanwhile_is_asked_for_again(
     small: Any, make_next: Callable[[int], Path], tmp_path: Path, until: Until
 ) -> None:
