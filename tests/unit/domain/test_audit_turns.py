@@ -41,4 +41,4 @@ def test_what_does_not_add_up_is_named(make_rollout: Any, make_lease: Any) -> No
         "turn 1 has 3 sampled tokens of 2": ([rollout], leases, [first, replace(second, length=3)]),
     }
     for words, rows in cases.items():
-        assert any(words in finding for finding in turn_findings(*rows)), words
+        assert any(words in finding for finding in list(turn_findings(*rows))), words
