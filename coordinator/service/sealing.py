@@ -194,7 +194,9 @@ async def commit_step(deps: Deps, job_id: str, step: int, *, train_s: float, met
             raise RuntimeError(f"step {step} of job {job_id} cannot be committed: it is not the next step of a sealed batch")
         if job.state in TERMINAL[JobState]:
             return False
-        streak = job.no_signal_streak + 1 if batch.no_signal else 0
+        # A batch that holds some groups without signal still teaches by the others: only one of nothing else is a step without.
+        taught_nothing = batch.no_signal and metrics.get("zero_variance/mean", 1.0) >= 1.0
+        streak = job.no_signal_streak + 1 if taught_nothing else 0
         groups = await tx.select(Group, job_id=job_id, state=GroupState.SEALED, step=step)
         await tx.put(*(replace(g, state=move(GROUP, g.state, "step_committed"), settled_at=now) for g in groups))
         await tx.put(replace(batch, state=move(BATCH, batch.state, "step_committed"), committed_at=now, train_s=train_s))

@@ -74,7 +74,7 @@ class AlgorithmConfig(Section):
     )
     truncated: Literal["mask", "keep"] = Field("mask", description="completions that hit the cap: out of the loss, or in it")
     max_replacements: int | None = Field(None, ge=0, description="zero-variance groups replaced per step; None: B")
-    no_signal_limit: int = Field(5, ge=1, description="pause after this many no_signal batches in a row")
+    no_signal_limit: int = Field(5, ge=1, description="pause after this many batches in a row in which nothing teaches")
     min_group: int | None = Field(
         None, ge=2, description="close a group short with this many scores once nothing of it is under way; None: only whole"
     )

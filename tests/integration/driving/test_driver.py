@@ -79,6 +79,16 @@ async def test_no_signal_pauses(deps: Deps) -> None:
     await check(deps, ended)
 
 
+async def test_groups_without_signal_beside_others_that_teach_pause_nothing(deps: Deps) -> None:
+    """The batches are filled up with groups that are all alike, and half of each teaches."""
+    learners = PretendLearners()
+    learners.figures = {"zero_variance/mean": 0.5}
+    job_id = await submit(deps, config(algorithm={"max_replacements": 1}))
+    async with asyncio.timeout(20):
+        ended = await drive(deps, job_id, learners, PretendPlane(signal=False))
+    assert (ended.state, ended.committed_steps) == (JobState.COMPLETED, STEPS)
+
+
 async def test_a_reward_that_never_scores_pauses(deps: Deps) -> None:
     """Eight groups in a row without scores pause the job with the grader's reason; mended and resumed it ends."""
     plane = PretendPlane()
