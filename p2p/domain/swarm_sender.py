@@ -12,6 +12,7 @@ class Sender:
     """Decides what goes out next.
 
     One upload is active at a time, more only while they do not fill the uplink: a piece that is there in whole can be passed on.
+    They do not fill it when one is still active by the time at which, at the uplink's rate, all that was begun would have left.
     """
 
     def __init__(self, board: Board, uplink: float, is_seeder: bool) -> None:
@@ -21,7 +22,7 @@ class Sender:
         self.uplink = uplink
         self.fresh = 0  # held here; no neighbour holds it or was given it
         self._active = 0
-        self._has_spare = False
+        self._busy_until = 0.0  # when all that was begun would have left at the uplink's rate
 
     @property
     def serves(self) -> bool:
@@ -33,10 +34,9 @@ class Sender:
         """Requests that wait."""
         return sum(len(peer.waiting) for peer in self._board.neighbours.values())
 
-    def measured(self, rate: float, used: float) -> None:
-        """The uplink, and whether it has room for one upload more."""
+    def measured(self, rate: float) -> None:
+        """The uplink."""
         self.uplink = max(rate, self._board.limits.least_uplink)
-        self._has_spare = used < self._board.limits.filled * rate
 
     def find_fresh(self) -> None:
         """Work out from the neighbours' adverts what nobody holds."""
@@ -46,11 +46,11 @@ class Sender:
     def serve(self, now: float) -> list[Instruction]:
         """As many uploads as may begin now."""
         out: list[Instruction] = []
-        while self._has_room():
+        while self._has_room(now):
             send = self._answer(now) if self.serves else self._push(now)
             if send is None:
                 return out
-            self._has_spare = False
+            self._busy_until = max(self._busy_until, now) + self._board.piece_bytes / self.uplink
             self._active += 1
             out.append(send)
         return out
@@ -91,15 +91,20 @@ class Sender:
             if other is not peer:
                 other.unreported &= ~pieces
 
-    def _has_room(self) -> bool:
-        return self._active == 0 or (self._has_spare and self._active < self._board.limits.uploads)
+    def _has_room(self, now: float) -> bool:
+        return self._active == 0 or (now > self._busy_until and self._active < self._board.limits.uploads)
 
     def _push(self, now: float) -> Send | None:
-        """The next fresh piece, to whom it brings most: in proportion to what each can pass on, and does."""
+        """The next fresh piece, to whom it brings most: in proportion to what each can pass on, and does.
+
+        Who is being served already may be the one: if pieces that fill up went to others only, slow peers would get more
+        than they can pass on.
+        """
         if not self.may_push:
             return None
         board = self._board
-        peers = [peer for peer in board.neighbours.values() if self._can_take(peer) and not board.has_all(peer)]
+        most = board.limits.pushes
+        peers = [peer for peer in board.neighbours.values() if len(peer.sending) < most and not board.has_all(peer)]
         if not peers:
             return None
         target = min(peers, key=lambda peer: ((peer.unreported.bit_count() + 1) / peer.uplink, peer.given / peer.uplink))
@@ -114,7 +119,8 @@ class Sender:
     def _answer(self, now: float) -> Send | None:
         """A request: the only copy of a piece first, to the best relay; then whoever has least."""
         board = self._board
-        askers = [peer for peer in board.neighbours.values() if peer.waiting and self._can_take(peer)]
+        # While the uplink is being filled up, whoever is served already is what limits it.
+        askers = [peer for peer in board.neighbours.values() if peer.waiting and not (self._active and peer.sending)]
         if not askers:
             return None
         shared = board.copies.anywhere()
@@ -133,10 +139,6 @@ class Sender:
         if waiting < covered:
             return Send(peer.name, piece, 1)
         return Send(peer.name, piece, -1 if waiting > 2 * covered + 2 else 0)
-
-    def _can_take(self, peer: Neighbour) -> bool:
-        """While an uplink is being filled up, whoever is served already is what limits it."""
-        return not (self._active and peer.sending)
 
 
 def _forget(peer: Neighbour, piece: int) -> None:

@@ -125,8 +125,14 @@ def summary(links: Links, task: Task, shaper: Message, runs: list[Run]) -> Messa
         "shaper_broken": any(run.ratio < BROKEN_BELOW for run in runs),
         "uplinks_told": None if task.is_real else uplinks_told(links, task),
         "scratch": str(scratch(len(links.uploads) * task.payload_bytes)),
-        "runs": [{"last_worker_s": run.last_worker_s, "ratio": run.ratio, "machine_busy": run.machine_busy} for run in runs],
+        "runs": [_outline(run) for run in runs],
     }
+
+
+def _outline(run: Run) -> Message:
+    """What tells an outlier's cause: when each worker had its first and its last piece, and when it was done."""
+    times = [(worker.first_piece_s, worker.last_piece_s, worker.seconds) for worker in run.per_worker]
+    return {"last_worker_s": run.last_worker_s, "ratio": run.ratio, "machine_busy": run.machine_busy, "worker_times_s": times}
 
 
 def uplinks_told(links: Links, task: Task) -> list[float]:

@@ -215,16 +215,16 @@ def test_who_does_not_read_is_let_go() -> None:
 
 
 def test_a_sign_of_life_comes_every_second_and_a_changed_queue_is_told_sooner() -> None:
-    node = Alone(pieces=2)
+    node = Alone(pieces=3)
     node.tell(Arrived(None, 0))
+    node.tell(Arrived(None, 1))
     node.open("a", "done")
     node.hear("done", ALL)
     assert len(of(Advertise, pass_time(node, 3.5, "a", "done"))) == 3
     node.tell(Requested("a", 0))
-    node.tell(Requested("done", 1))
-    node.open("b")
-    node.tell(Requested("b", 0))
-    out = of(Advertise, pass_time(node, 0.3, "a", "b", "done"))
+    node.tell(Requested("done", 2))
+    node.tell(Requested("a", 1))  # waits: `a` is being served
+    out = of(Advertise, pass_time(node, 0.3, "a", "done"))
     assert [one.queue for one in out] == [1]
 
 

@@ -121,21 +121,57 @@ def test_nobody_is_pushed_to_who_has_everything() -> None:
     assert of(Send, seeder.open("b")) == []
 
 
-def test_more_uploads_only_fill_the_uplink_and_go_to_others() -> None:
+def test_another_upload_begins_when_what_was_begun_should_have_left() -> None:
+    """A piece takes 0.1 s of the uplink: who is still being served after it does not fill the uplink."""
     seeder = Alone(pieces=9, is_seeder=True)
-    seeder.open("a", "b")
-    assert of(Send, seeder.tell(Uplink(1e6, 0.96e6))) == []
-    more = of(Send, seeder.tell(Uplink(1e6, 0.5e6)))
-    assert [send.peer for send in more] == ["b"]  # what limits now is the downlink of `a`
-    assert of(Send, seeder.tell(Uplink(1e6, 0.5e6))) == []  # everybody is being served
-    assert of(Send, seeder.open("c"))[0].peer == "c"
+    assert [send.peer for send in of(Send, seeder.open("a", "b"))] == ["a"]
+    assert of(Send, seeder.tell(Tick(), 0.1)) == []
+    assert [send.peer for send in of(Send, seeder.tell(Tick(), 0.11))] == ["b"]
+    assert of(Send, seeder.tell(Tick(), 0.2)) == []
+    assert of(Send, seeder.tell(Sent("b", 1), 0.205)) == []  # `a` is still at it, and there is no room for one more yet
+    seeder.tell(Uplink(2e6, 2e6))
+    assert [send.piece for send in of(Send, seeder.tell(Tick(), 0.22))] == [2]  # until 0.27 now: twice the uplink
+    assert [send.piece for send in of(Send, seeder.tell(Tick(), 0.28))] == [3]
+
+
+def test_what_fills_up_follows_the_uplinks_too() -> None:
+    """A slow peer's push that drags on is no reason to give the other slow one more than its share."""
+    seeder = Alone(pieces=30, is_seeder=True)
+    sends = of(Send, seeder.tell(Opened("slow", 1e6, 0.0)))
+    seeder.tell(Opened("other", 1e6, 0.0))
+    seeder.tell(Opened("fast", 1e7, 0.0))
+    for number in range(1, 14):
+        sends += of(Send, seeder.tell(Tick(), 0.11 * number))
+        if sends[-1].peer == "fast":
+            seeder.tell(Sent("fast", sends[-1].piece))
+    assert [send.peer for send in sends] == ["slow", *["fast"] * 9, "other", *["fast"] * 3]
+
+
+def test_pushes_to_one_peer_at_once_are_limited() -> None:
+    seeder = Alone(pieces=30, is_seeder=True)
+    sends = of(Send, seeder.open("a"))
+    for number in range(1, 20):
+        sends += of(Send, seeder.tell(Tick(), 0.2 * number))
+    assert len(sends) == 4
+
+
+def test_a_request_fills_up_only_for_who_is_not_served_yet() -> None:
+    node = holder(0, 1, 2)
+    node.open("a", "b")
+    sends = of(Send, node.tell(Requested("a", 0)))
+    for peer, piece in (("a", 1), ("b", 2)):
+        sends += of(Send, node.tell(Requested(peer, piece)))
+    for number in range(1, 9):
+        sends += of(Send, node.tell(Tick(), 0.2 * number))
+    assert [(send.peer, send.piece) for send in sends] == [("a", 0), ("b", 2)]
 
 
 def test_uploads_at_once_are_limited() -> None:
     seeder = Alone(pieces=30, is_seeder=True)
-    seeder.open(*(f"p{n}" for n in range(12)))
-    sends = [send for _ in range(20) for send in of(Send, seeder.tell(Uplink(1e6, 0.0)))]
-    assert len(sends) + 1 == 8
+    sends = of(Send, seeder.open(*(f"p{n}" for n in range(12))))
+    for number in range(1, 20):
+        sends += of(Send, seeder.tell(Tick(), 0.2 * number))
+    assert len(sends) == 8
 
 
 def test_the_most_deprived_is_answered_first() -> None:
