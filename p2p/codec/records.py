@@ -24,6 +24,7 @@ HEADER = planes.RECORD  # mode, elements, blob bytes
 PART = struct.Struct("<III")  # words covered, changes, body bytes
 
 EncodePart = Callable[[WordKind, Words, Changes], bytes]
+Choose = Callable[[WordKind, Words, Part], int]  # the mode for a shard, from a part and its words in the base
 LocatePart = Callable[[WordKind, Words, int, Blob], Changes]
 _ENCODERS: Mapping[int, EncodePart] = MappingProxyType({FAST: encode_fast, GROUPED: encode_grouped, DENSE: encode_dense})
 _LOCATORS: Mapping[int, LocatePart] = MappingProxyType({FAST: locate_fast, GROUPED: locate_grouped, DENSE: locate_dense})
@@ -55,15 +56,18 @@ def read(reader: Reader, shard: Shard, place: str) -> Record:
     return Record(mode, reader.take(length, place))
 
 
-def encode(shard: Shard, base: Bytes, new: Bytes, mode: Callable[[Part], int]) -> Record:
-    """The record of a shard; `mode` chooses FAST, GROUPED or DENSE by the first part's changes. Never longer than the shard."""
+def encode(shard: Shard, base: Bytes, new: Bytes, choose: Choose) -> Record:
+    """The record of a shard; FAST, GROUPED or DENSE is chosen by the first part that has changes. Never longer than the shard."""
     kind = kind_of(shard.dtype)
     old, words = kind.words(base), kind.words(new)
     bodies: list[bytes] = []
     chosen = changed = 0
     for part in changes.find(old, words):
-        chosen = chosen or mode(part)
-        body = _ENCODERS[chosen](kind, old[part.start : part.stop], part.changes) if len(part.changes) else b""
+        body = b""
+        if len(part.changes):
+            held = old[part.start : part.stop]
+            chosen = chosen or choose(kind, held, part)
+            body = _ENCODERS[chosen](kind, held, part.changes)
         bodies += [PART.pack(part.stop - part.start, len(part.changes), len(body)), body]
         changed += len(part.changes)
     if not changed:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +16,11 @@ import pytest
 from p2p.adapters.threads import decode_threads, encode_threads, in_order
 from p2p.codec.changes import Changes, Part
 from p2p.codec.delta import Delta
-from p2p.codec.effort import Auto, fast_bytes
+from p2p.codec.effort import Auto, fast_bytes, known_bytes
 from p2p.codec.forecast import changed_share, exponents, forecast
 from p2p.codec.layout import Bytes, Shard, shards
 from p2p.codec.records import DENSE, FAST, GROUPED, HEADER
+from p2p.codec.words import WordKind, Words
 from p2p.domain.manifest import Tensor
 from p2p.errors import ApplyFailed
 from tests.factories_deltas import real_shard, shard_of, version
@@ -70,22 +73,60 @@ def test_forecast_of_nothing_and_of_other_dtypes() -> None:
     assert forecast(f16, 0.0).changed == 0.0
 
 
-def part_of(elements: int, count: int) -> Part:
-    return Part(0, elements, Changes(np.empty(count, np.uint32), np.empty(count, "<u2")))
+BF16 = WordKind(16, 7, 256)
+ELEMENTS = 1 << 20
+
+
+def changed(share: float, *, told_by_exponents: bool) -> tuple[Words, Part]:
+    """Words of 16 exponents, and a part of which a share changes: everywhere alike, or only where the exponent is small."""
+    rng = np.random.default_rng(5)
+    words = (rng.integers(112, 128, ELEMENTS).astype("<u2") << 7) + rng.integers(0, 128, ELEMENTS).astype("<u2")
+    may = (words >> 7) < 114 if told_by_exponents else np.ones(ELEMENTS, bool)
+    positions = np.flatnonzero(may & (rng.random(ELEMENTS) < share / may.mean())).astype(np.uint32)
+    return words, Part(0, ELEMENTS, Changes(positions, np.ones(len(positions), "<u2")))
 
 
 @pytest.mark.parametrize(
     ("megabits", "cores", "mode"), [(10_000, 1, FAST), (50, 8, DENSE), (100, 8, DENSE), (10, 1, DENSE), (10_000, 64, FAST)]
 )
 def test_auto_takes_dense_where_the_link_is_the_limit_and_fast_on_a_lan(megabits: float, cores: int, mode: int) -> None:
-    assert Auto(megabits * 125_000, cores)(part_of(16 << 20, 130_000)) == mode
+    assert Auto(megabits * 125_000, cores)(BF16, *changed(0.01, told_by_exponents=True)) == mode
 
 
 def test_auto_takes_grouped_between() -> None:
-    chosen = {Auto(rate, 1)(part_of(16 << 20, 400_000)) for rate in np.geomspace(1e5, 1e9, 60)}
-    assert chosen == {FAST, GROUPED, DENSE}
+    what = changed(0.02, told_by_exponents=True)
+    chosen = [Auto(rate, 1)(BF16, *what) for rate in np.geomspace(1e5, 1e9, 60)]
+    assert [mode for mode, _ in groupby(chosen)] == [DENSE, GROUPED, FAST]
+
+
+def test_auto_takes_fast_where_the_exponents_tell_nothing() -> None:
+    """A few bytes fewer would not pay for seconds of applying: 50 Mbit/s, two cores."""
+    assert Auto(50 * 125_000, 2)(BF16, *changed(0.2, told_by_exponents=False)) == FAST
+    assert Auto(50 * 125_000, 2)(BF16, *changed(0.02, told_by_exponents=True)) == DENSE
+
+
+def test_what_the_exponents_tell_is_their_mutual_information_with_the_change() -> None:
+    """Two of sixteen exponents change with 8 %, the others never: H(0.01) - H(0.08) / 8 bits an element."""
+    words, part = changed(0.01, told_by_exponents=True)
+    expected = (entropy(0.01) - entropy(0.08) / 8) * ELEMENTS / 8
+    assert known_bytes(BF16, words, part.changes) == pytest.approx(expected, rel=0.05)
+    assert known_bytes(BF16, *_words_and_changes(0.01)) == pytest.approx(0, abs=0.02 * expected)
+    assert known_bytes(WordKind(16), words, part.changes) == 0  # one class
+
+
+def test_fast_bytes_of_nothing_and_of_all() -> None:
     assert fast_bytes(0, 100) == 0
     assert fast_bytes(100, 100) == pytest.approx(100 * 1.5 / 8)
+
+
+def entropy(share: float) -> float:
+    """Of a coin, in bits."""
+    return -share * math.log2(share) - (1 - share) * math.log2(1 - share)
+
+
+def _words_and_changes(share: float) -> tuple[Words, Changes]:
+    words, part = changed(share, told_by_exponents=False)
+    return words, part.changes
 
 
 def small_shards() -> tuple[list[Shard], Bytes, Bytes]:
