@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, inf
 from random import Random
 
@@ -12,10 +12,10 @@ from p2p.domain.fluid import fluid_bound
 from p2p.domain.swarm import Swarm
 from p2p.domain.swarm_events import Added, Completed, Policy
 from p2p.domain.swarm_limits import SwarmLimits
-from simulator.swarm import Network, Node
+from simulator.swarm import FILLED, Network, Node
 
 MBIT = 1e6 / 8
-LIMITS = SwarmLimits()
+LIMITS = replace(SwarmLimits(), filled=FILLED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,7 @@ class Swarm:
             case Began():
                 self._receiver.began(event, now)
             case Uplink():
-                self._sender.measured(event.rate)
+                self._sender.measured(event.rate, event.used)
             case Downlink():
                 self._receiver.downlink_full = event.full
             case Tick():

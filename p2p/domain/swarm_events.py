@@ -119,8 +119,7 @@ class Failed:
 class Uplink:
     """This node's own uplink: `rate` is the best recent total (or the owner's cap), `used` what all uploads together get now.
 
-    Told after uploads began or ended and their rate settled, at most every 100 ms. Star, chain and tree take each telling with room
-    as leave for one upload more; the swarm goes by the rate alone.
+    Told after uploads began or ended and their rate settled, at most every 100 ms. Each telling with room allows one upload more.
     """
 
     rate: float

@@ -14,6 +14,7 @@ class SwarmLimits:
     """
 
     uploads: int = 8  # at once, to fill the uplink; one is the rule
+    filled: float = 0.95  # share of the best uplink rate from which on it counts as filled
     pushes: int = 4  # under way to one peer: who takes them slowly does not get all of `uploads`
     window: int = 16  # requests in flight to one peer
     steal_age_s: float = 0.1

@@ -12,7 +12,8 @@ class Sender:
     """Decides what goes out next.
 
     One upload is active at a time, more only while they do not fill the uplink: a piece that is there in whole can be passed on.
-    They do not fill it when one is still active by the time at which, at the uplink's rate, all that was begun would have left.
+    They do not fill it when less than it was measured, or when one is still active by the time at which all that was begun would have left.
+    The measure comes late (every 100 ms) and knows what the receivers' downlinks hold up; the clock knows at once of a path that starts slowly.
     """
 
     def __init__(self, board: Board, uplink: float, is_seeder: bool) -> None:
@@ -22,6 +23,7 @@ class Sender:
         self.uplink = uplink
         self.fresh = 0  # held here; no neighbour holds it or was given it
         self._active = 0
+        self._has_spare = False
         self._busy_until = 0.0  # when all that was begun would have left at the uplink's rate
 
     @property
@@ -34,9 +36,10 @@ class Sender:
         """Requests that wait."""
         return sum(len(peer.waiting) for peer in self._board.neighbours.values())
 
-    def measured(self, rate: float) -> None:
-        """The uplink."""
+    def measured(self, rate: float, used: float) -> None:
+        """The uplink, and whether it has room for one upload more."""
         self.uplink = max(rate, self._board.limits.least_uplink)
+        self._has_spare = used < self._board.limits.filled * rate
 
     def find_fresh(self) -> None:
         """Work out from the neighbours' adverts what nobody holds."""
@@ -50,6 +53,7 @@ class Sender:
             send = self._answer(now) if self.serves else self._push(now)
             if send is None:
                 return out
+            self._has_spare = False
             self._busy_until = max(self._busy_until, now) + self._board.piece_bytes / self.uplink
             self._active += 1
             out.append(send)
@@ -92,7 +96,7 @@ class Sender:
                 other.unreported &= ~pieces
 
     def _has_room(self, now: float) -> bool:
-        return self._active == 0 or (now > self._busy_until and self._active < self._board.limits.uploads)
+        return self._active == 0 or ((self._has_spare or now > self._busy_until) and self._active < self._board.limits.uploads)
 
     def _push(self, now: float) -> Send | None:
         """The next fresh piece, to whom it brings most: in proportion to what each can pass on, and does.

@@ -129,9 +129,17 @@ def test_another_upload_begins_when_what_was_begun_should_have_left() -> None:
     assert [send.peer for send in of(Send, seeder.tell(Tick(), 0.11))] == ["b"]
     assert of(Send, seeder.tell(Tick(), 0.2)) == []
     assert of(Send, seeder.tell(Sent("b", 1), 0.205)) == []  # `a` is still at it, and there is no room for one more yet
-    seeder.tell(Uplink(2e6, 2e6))
+    assert of(Send, seeder.tell(Uplink(2e6, 1.95e6))) == []
     assert [send.piece for send in of(Send, seeder.tell(Tick(), 0.22))] == [2]  # until 0.27 now: twice the uplink
     assert [send.piece for send in of(Send, seeder.tell(Tick(), 0.28))] == [3]
+
+
+def test_a_measure_below_the_uplink_allows_one_upload_more() -> None:
+    seeder = Alone(pieces=9, is_seeder=True)
+    seeder.open("a", "b", "c")
+    assert of(Send, seeder.tell(Uplink(1e6, 0.96e6))) == []
+    assert [send.peer for send in of(Send, seeder.tell(Uplink(1e6, 0.5e6)))] == ["b"]
+    assert [send.peer for send in of(Send, seeder.tell(Uplink(1e6, 0.94e6)))] == ["c"]
 
 
 def test_what_fills_up_follows_the_uplinks_too() -> None:
