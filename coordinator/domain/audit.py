@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from coordinator.domain.audit_turns import turn_findings
+from coordinator.domain.audit_turns import CountedTurn, turn_findings
 from coordinator.domain.model import (
     Batch,
     BatchState,
@@ -25,7 +25,6 @@ from coordinator.domain.model import (
     Refusal,
     Rollout,
     RolloutState,
-    Turn,
 )
 from coordinator.domain.staleness import StalenessError, staleness
 from coordinator.domain.states import TERMINAL
@@ -75,7 +74,7 @@ def audit(  # noqa: PLR0913 (rows of different kinds)
     batches: Sequence[Batch],
     publications: Sequence[Publication],
     refusals: Sequence[Refusal],
-    turns: Sequence[Turn] = (),
+    turns: Sequence[CountedTurn] = (),
 ) -> Audit:
     """Check the rows of one job. Rows of any other job are an error of the caller and are found too."""
     by_number: dict[int, list[Rollout]] = {}
@@ -105,10 +104,14 @@ def audit(  # noqa: PLR0913 (rows of different kinds)
     return Audit(not findings, findings, counts)
 
 
-def _foreign(job: Job, rows: Iterable[Group | Rollout | Lease | Batch | Publication | Turn]) -> Iterator[str]:
+def _foreign(job: Job, rows: Iterable[Group | Rollout | Lease | Batch | Publication | CountedTurn]) -> Iterator[str]:
     for row in rows:
         if row.job_id != job.id:
-            yield f"{type(row).__name__.lower()} row of job {row.job_id} among the rows of job {job.id}"
+            yield f"{_kind(row)} row of job {row.job_id} among the rows of job {job.id}"
+
+
+def _kind(row: object) -> str:
+    return type(row).__name__.lower().removeprefix("counted")
 
 
 def _numbering(groups: Sequence[Group]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.domain import paying
+from coordinator.domain.audit_turns import CountedTurn
 from coordinator.domain.model import (
     Job,
     Lease,
@@ -20,7 +21,6 @@ from coordinator.domain.model import (
     QuoteRow,
     Refusal,
     Rollout,
-    Turn,
 )
 from pricing.ledger import BELOW_ZERO, Account, Kind, name
 from pricing.money import usd_to_uusd
@@ -40,7 +40,7 @@ class Money:
 
 
 def audit_money(
-    rows: Money, rollouts: Sequence[Rollout | Turn], leases: Sequence[Lease], refusals: Sequence[Refusal]
+    rows: Money, rollouts: Sequence[Rollout | CountedTurn], leases: Sequence[Lease], refusals: Sequence[Refusal]
 ) -> tuple[str, ...]:
     """Findings, each in words; none: law 7 holds."""
     return (
@@ -132,7 +132,7 @@ def _compensated(rows: Money) -> Counter[str]:
 
 
 def _paid_once(
-    rows: Money, rollouts: Sequence[Rollout | Turn], leases: Sequence[Lease], refusals: Sequence[Refusal]
+    rows: Money, rollouts: Sequence[Rollout | CountedTurn], leases: Sequence[Lease], refusals: Sequence[Refusal]
 ) -> Iterator[str]:
     """Of a closed quote: its tokens are those of the rollouts accepted under it, and of the refusals that it pays, each once."""
     quote_of: dict[str, str] = {lease.id: lease.quote_id for lease in leases if lease.quote_id is not None}

@@ -84,8 +84,13 @@ class Facts:
 
     @property
     def generation_s(self) -> float:
-        """T_gen: mean seconds of one completion."""
-        return self["mean_tokens"] / self["tokens_per_s"]
+        """T_gen: mean seconds in which one rollout's tokens are sampled, in all its turns."""
+        return (1 - self["placed_share"]) * self["mean_tokens"] / self["tokens_per_s"]
+
+    @property
+    def looks_s(self) -> float:
+        """Mean seconds of one rollout outside the engine: the environment looks at each turn, or a reward at the only one."""
+        return self["turns"] * self["grade_s"]
 
 
 def settled_facts(job: JobConfig, *, given: Mapping[str, float], measured: Mapping[str, Fact]) -> Facts:
@@ -108,6 +113,10 @@ def settled_facts(job: JobConfig, *, given: Mapping[str, float], measured: Mappi
         raise PlanRefused(
             f"mean_tokens is {found['mean_tokens'].value:g}, above sampling.max_new_tokens {job.sampling.max_new_tokens}:"
             " give at most that many"
+        )
+    if found["turns"].value > job.environment.max_turns:
+        raise PlanRefused(
+            f"turns is {found['turns'].value:g}, above environment.max_turns {job.environment.max_turns}: give at most that many"
         )
     return Facts(found)
 
@@ -141,6 +150,30 @@ def _delta_bytes(job: JobConfig, found: Mapping[str, float]) -> tuple[float, str
     return min(size, found["keyframe_bytes"]), f"{DELTA_BYTES_PER_WEIGHT:g} B a parameter at a learning rate of 1e-6, here {rate:g}"
 
 
+def _turns(job: JobConfig, _found: Mapping[str, float]) -> tuple[float, str]:
+    most = job.environment.max_turns
+    return (1.0, "one completion a rollout") if most == 1 else ((1 + most) / 2, "half of environment.max_turns")
+
+
+def _placed_share(job: JobConfig, _found: Mapping[str, float]) -> tuple[float, str]:
+    if job.environment.max_turns == 1:
+        return 0.0, "one completion a rollout"
+    return 0.5, "an environment that says as much as the model"
+
+
+def _bytes_down(_job: JobConfig, found: Mapping[str, float]) -> tuple[float, str]:
+    """The lease of a turn carries the prompt and the record so far, which grows evenly."""
+    turns = found["turns"]
+    tokens = turns * found["prompt_tokens"] + (turns - 1) / 2 * found["mean_tokens"]
+    if turns == 1:
+        return 4.0 * tokens, "4 B a token of the prompt, with each completion"
+    return 4.0 * tokens, "4 B a token: the prompt and the record so far, with each turn"
+
+
+def _bytes_up(_job: JobConfig, found: Mapping[str, float]) -> tuple[float, str]:
+    return TOKEN_BYTES * (1 - found["placed_share"]) * found["mean_tokens"], f"{TOKEN_BYTES:g} B a sampled token: id and log-prob"
+
+
 def _constant(value: float, why: str) -> Callable[[JobConfig, Mapping[str, float]], tuple[float, str]]:
     return lambda _job, _found: (value, why)
 
@@ -158,6 +191,8 @@ KNOWN: Mapping[str, _Known] = {
         "standard deviation over mean of the lengths", 0.0, 5.0, _constant(0.6, "log-normal, cut at max_new_tokens")
     ),
     "prompt_tokens": _Known("tokens", 0.0, 1e6, _constant(256.0, "a short question")),
+    "turns": _Known("turns of a rollout", 1.0, 256.0, _turns),
+    "placed_share": _Known("share of the tokens after a prompt that the environment places", 0.0, 0.999, _placed_share),
     "tokens_per_s": _Known(
         "tokens/s of one completion", 0.0, 1e5, _constant(40.0, "a full engine: 34 to 46 on an H100 and an RTX 4090"), is_above=True
     ),
@@ -172,7 +207,7 @@ KNOWN: Mapping[str, _Known] = {
         is_above=True,
     ),
     "no_signal": _Known("share of groups whose rewards are all alike", 0.0, 0.999, _constant(0.0, "every group teaches something")),
-    "grade_s": _Known("s", 0.0, 3600.0, _constant(0.5, "a rule that checks an answer")),
+    "grade_s": _Known("s a turn", 0.0, 3600.0, _constant(0.5, "a rule that checks an answer")),
     "learner_tflops": _Known(
         "TFLOP/s that the learner reaches", 0.0, 1e7, _constant(LEARNER_TFLOPS, "one H100 at 40 %"), is_above=True
     ),
@@ -188,10 +223,6 @@ KNOWN: Mapping[str, _Known] = {
     "apply_s": _Known("s that an engine stands still for a version", 0.0, 1e5, _bytes_over(APPLY_BYTES_PER_S, "the bf16 bytes")),
     "load_s": _Known("s from the keyframe to a worker's first completion", 0.0, 1e5, _constant(120.0, "an engine that starts")),
     "seeder_mbps": _Known("Mbit/s up at the coordinator", 0.0, 1e7, _constant(1000.0, "a rented server"), is_above=True),
-    "completion_bytes_up": _Known(
-        "bytes", 0.0, 1e9, lambda _, found: (TOKEN_BYTES * found["mean_tokens"], f"{TOKEN_BYTES:g} B a token: id and log-prob")
-    ),
-    "completion_bytes_down": _Known(
-        "bytes", 0.0, 1e9, lambda _, found: (4.0 * found["prompt_tokens"], "4 B a token of the prompt, with each completion")
-    ),
+    "completion_bytes_up": _Known("bytes of a rollout", 0.0, 1e9, _bytes_up),
+    "completion_bytes_down": _Known("bytes of a rollout", 0.0, 1e9, _bytes_down),
 }

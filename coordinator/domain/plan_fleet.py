@@ -127,7 +127,7 @@ def capacity_inputs(
         job=replace(shape, groups_per_step=smaller),
         train_s=facts["train_s"],
         bcast_p95_s=P95 * t_bcast_s,
-        grade_s=facts["grade_s"],
+        grade_s=facts.looks_s,
         lengths=lengths_of(job, facts),
         workers=tuple(
             WorkerCapacity(

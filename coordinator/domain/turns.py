@@ -16,6 +16,7 @@ from coordinator.domain.states import ROLLOUT, move
 from coordinator.wire.job import JobConfig
 
 STICKY_S = 3.0  # who made the last turn holds its cache; for so long the next one waits for that worker
+KEPT_S = 1.0  # and for so long a slot stays free there while the environment looks: a slow one is not worth an idle engine
 
 
 def is_played(config: JobConfig) -> bool:
@@ -32,6 +33,11 @@ def turn_tokens(config: JobConfig, preceding: int) -> int | None:
     return left if most is None else min(left, most)
 
 
+def awaited_worker(rollout: Rollout) -> str | None:
+    """Whose cache holds the record of an open slot: who made the turn before. None for a first turn, and once that worker gave the next one up."""
+    return rollout.worker_id if rollout.continued_at is not None and rollout.attempts == 0 else None
+
+
 def may_take(rollout: Rollout, worker_id: str, *, now: float, alone: bool) -> bool:
     """Whether an open slot may be leased to a worker now.
 
@@ -39,7 +45,7 @@ def may_take(rollout: Rollout, worker_id: str, *, now: float, alone: bool) -> bo
     unfinished goes to another worker, unless there is none (`alone`).
     """
     if rollout.continued_at is not None and rollout.attempts == 0:
-        return rollout.worker_id == worker_id or now >= rollout.continued_at + STICKY_S
+        return awaited_worker(rollout) == worker_id or now >= rollout.continued_at + STICKY_S
     return alone or rollout.worker_id != worker_id
 
 

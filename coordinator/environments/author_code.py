@@ -54,7 +54,11 @@ def outcome(reward: Any) -> Outcome:
         return Outcome("unscored")
     if isinstance(reward, (str, bytes)) or not isinstance(reward, SupportsFloat):
         return failed(f"the reward is {bounded(repr(reward), 80)}; return a number, or None for 'does not apply'")
-    return scored(float(reward))
+    try:
+        value = float(reward)
+    except (ArithmeticError, TypeError, ValueError) as error:  # 10**400, or a signalling NaN
+        return failed(f"the reward is no number that a float holds: {type(error).__name__}: {error}")
+    return scored(value)
 
 
 def words_of(error: BaseException, file_name: str) -> str:

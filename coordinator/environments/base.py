@@ -30,6 +30,7 @@ __all__ = [
     "is_trainable",
     "scored",
     "spec_from",
+    "storable",
 ]
 
 SPLITS = ("train", "eval")
@@ -184,6 +185,13 @@ def bounded(words: str, limit: int = DETAIL_LIMIT_CHARS) -> str:
         return words
     half = (limit - 5) // 2
     return f"{words[:half]} ... {words[-half:]}"
+
+
+def storable(text: object) -> str:
+    """Text that UTF-8 and every database can hold: no lone surrogates, no NUL. Raises TypeError for what is no text."""
+    if not isinstance(text, str):
+        raise TypeError(f"text is {type(text).__name__}")
+    return text.encode("utf-8", "replace").decode().replace("\x00", "�")
 
 
 def check_index(split: str, index: int, size: int | None) -> None:

@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 
 from coordinator.environments.author_code import load_function
-from coordinator.environments.base import Completion, Environment, EnvironmentBroken, EnvironmentSpec, PromptValue, Scores
+from coordinator.environments.base import Environment, EnvironmentBroken, EnvironmentSpec, PromptValue
 from coordinator.environments.code_tasks import Code, row_tests
 from coordinator.environments.countdown import Countdown
-from coordinator.environments.datasets import Dataset, Row, Rows
+from coordinator.environments.datasets import Dataset, Row, RowPrompts, Rows
 from coordinator.environments.digit_sort import DigitSort
 from coordinator.environments.guess_number import GuessNumber
 from coordinator.environments.math import Math, reference_answer
@@ -76,7 +76,7 @@ def _prompts(spec: EnvironmentSpec) -> tuple[Splits, Environment]:
     if "code" in (spec.type, *kinds) and spec.rewards:
         raise EnvironmentBroken("environment.type 'code' scores by its tests alone: remove environment.rewards")
     splits = _datasets(spec, kinds)
-    return splits, _RowsOnly(splits) if spec.rewards or spec.type == "dataset" else _scorer(spec, spec.type, splits)
+    return splits, RowPrompts(splits) if spec.rewards or spec.type == "dataset" else _scorer(spec, spec.type, splits)
 
 
 def _procedural(spec: EnvironmentSpec) -> Environment | None:
@@ -171,23 +171,6 @@ def _check_answer(column: str, row: Row) -> None:
 
 def _check_tests(row: Row) -> None:
     row_tests(row)
-
-
-class _RowsOnly:
-    """Prompts of a data set that other parts score."""
-
-    def __init__(self, splits: Splits) -> None:
-        self._splits = splits
-
-    def size(self, split: str) -> int | None:
-        rows = self._splits.get(split)
-        return 0 if rows is None else len(rows)
-
-    def prompt(self, split: str, index: int) -> PromptValue:
-        return self._splits[split].prompt(index)
-
-    def score(self, split: str, index: int, completions: Sequence[Completion]) -> Scores:
-        raise AssertionError(f"rows are scored by rewards, not by themselves: {split} {index} {len(completions)}")
 
 
 class _Problems:

@@ -11,6 +11,7 @@ import os
 import select
 import socket
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,7 +140,28 @@ def _check_turns(environment: Environment, spec: EnvironmentSpec) -> None:
 
 def main() -> None:
     """Serve until the parent closes the link."""
-    parser = argparse.ArgumentParser(description="jailed environment process; started by the coordinator only")
+    line = connected("jailed environment process; started by the coordinator only")
+    if line is None:
+        return
+    desk = _start(line)
+    if desk is not None:
+        end_with(line.connection)
+        _serve(line.link, desk)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What a child begins with: the socket to its parent, the first request that came, and the parent's process id."""
+
+    connection: socket.socket
+    link: ChildLink
+    request: Request
+    parent: int
+
+
+def connected(description: str) -> Line | None:
+    """The line that the command names. Nothing else is left open, and no variable but those that the request gives. None: it is closed."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--link", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     arguments = parser.parse_args()
@@ -148,26 +170,24 @@ def main() -> None:
     link = ChildLink(connection)
     request = link.receive()
     if request is None:
-        return
-    desk = _start(link, request, arguments.parent, arguments.link)
-    if desk is not None:
-        end_with(connection)
-        _serve(link, desk)
+        return None
+    _close_others(arguments.link)
+    _keep_variables(request["variables"])
+    return Line(connection, link, request, arguments.parent)
 
 
-def _start(link: ChildLink, request: Request, parent: int, link_fd: int) -> Desk | None:
+def _start(line: Line) -> Desk | None:
     """Jail, build, report. None when the environment is broken (and the words were sent)."""
+    link, request = line.link, line.request
     spec = spec_from(request["spec"])
-    close_others(link_fd)
-    keep_variables(request["variables"])
-    report = apply(_plan(request, spec, parent))
+    report = apply(_plan(request, spec, line.parent))
     try:
         if (spec.runs_author_code or spec.runs_programs) and not report.confines_author_code:
             raise EnvironmentBroken(_refusal(report))
         allow_cpu(request["cpu_s"])
         desk = Desk(build_environment_in_jail(spec), spec)
         link.send({"id": request["id"], "info": desk.info(), "jail": report.to_json()})
-    except (EnvironmentBroken, LookupError, MemoryError) as error:
+    except (EnvironmentBroken, LookupError, MemoryError, RecursionError) as error:
         link.send({"id": request["id"], "broken": bounded(f"{error}" or type(error).__name__, 1500), "jail": report.to_json()})
         return None
     return desk
@@ -206,13 +226,13 @@ def _serve(link: ChildLink, desk: Desk) -> None:
             link.send({"id": request["id"], "error": str(error)})
 
 
-def keep_variables(given: dict[str, str]) -> None:
+def _keep_variables(given: dict[str, str]) -> None:
     """Of the environment, keep what libraries need and nothing else."""
     os.environ.clear()
     os.environ.update({name: given[name] for name in KEPT_VARIABLES if name in given})
 
 
-def close_others(link_fd: int) -> None:
+def _close_others(link_fd: int) -> None:
     """Keep standard streams and the link alone."""
     os.closerange(3, link_fd)
     os.closerange(link_fd + 1, os.sysconf("SC_OPEN_MAX"))

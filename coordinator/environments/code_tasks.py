@@ -8,35 +8,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from coordinator.environments.base import Completion, EnvironmentBroken, PromptValue, Scores
-from coordinator.environments.datasets import Row, Rows
+from coordinator.environments.base import EnvironmentBroken
+from coordinator.environments.datasets import Row, RowPrompts
 
 TESTS_LIMIT = 64
 TEST_BYTES = 1 << 20
+ROW_BYTES = 4 << 20  # of all tests of a row: they travel in one frame
 _FENCE = re.compile(r"```([^`\n]*)\n(.*?)```", re.DOTALL)  # of any language: else the end of one block would begin another
 _PYTHON = ("", "python", "python3", "py")
 
 Tests = list[tuple[str, str]]
 
 
-class Code:
+class Code(RowPrompts):
     """Dataset rows whose column `tests` says what a program is given and what it must print."""
-
-    def __init__(self, splits: Mapping[str, Rows]) -> None:
-        self._splits = splits
-
-    def size(self, split: str) -> int | None:
-        rows = self._splits.get(split)
-        return 0 if rows is None else len(rows)
-
-    def prompt(self, split: str, index: int) -> PromptValue:
-        return self._splits[split].prompt(index)
-
-    def score(self, split: str, index: int, completions: Sequence[Completion]) -> Scores:
-        raise AssertionError(f"programs are run, not scored here: {split} {index} {len(completions)}")
 
     def tests(self, split: str, index: int) -> Tests:
         """The tests of a row."""
@@ -65,6 +52,8 @@ def row_tests(row: Row) -> Tests:
         )
     if any(len(text) > TEST_BYTES for test in tests for text in test):
         raise EnvironmentBroken(f"{row.place}: a test of column 'tests' holds more than {TEST_BYTES} characters: shorten it")
+    if sum(len(text) for test in tests for text in test) > ROW_BYTES:
+        raise EnvironmentBroken(f"{row.place}: column 'tests' holds more than {ROW_BYTES} characters in all: drop some tests")
     return tests
 
 

@@ -10,12 +10,12 @@ import io
 import json
 import mmap
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from coordinator.environments.base import EnvironmentBroken, PromptValue
+from coordinator.environments.base import Completion, EnvironmentBroken, PromptValue, Scores
 
 FILE_LIMIT_BYTES = 512 << 20
 LINE_LIMIT_BYTES = 4 << 20
@@ -59,6 +59,23 @@ class Rows(Protocol):
     def row(self, index: int) -> Row: ...
 
     def prompt(self, index: int) -> PromptValue: ...
+
+
+class RowPrompts:
+    """An environment whose prompts are rows. Subclasses score them; where other parts do, this is all that there is."""
+
+    def __init__(self, splits: Mapping[str, Rows]) -> None:
+        self._splits = splits
+
+    def size(self, split: str) -> int | None:
+        rows = self._splits.get(split)
+        return 0 if rows is None else len(rows)
+
+    def prompt(self, split: str, index: int) -> PromptValue:
+        return self._splits[split].prompt(index)
+
+    def score(self, split: str, index: int, completions: Sequence[Completion]) -> Scores:
+        raise AssertionError(f"these rows are not scored here: {split} {index} {len(completions)}")
 
 
 class Dataset:
@@ -135,6 +152,10 @@ def check_text(row: Row, prompt: PromptValue) -> None:
     except UnicodeEncodeError as error:
         raise EnvironmentBroken(
             f"{row.place}: the prompt holds half a surrogate pair at character {error.start}: write the file as valid UTF-8"
+        ) from error
+    except RecursionError as error:
+        raise EnvironmentBroken(
+            f"{row.place}: the prompt is nested too deeply: a message's content is text, or a list of parts"
         ) from error
     except (TypeError, ValueError):
         return  # a Parquet column of another type inside a message: the chat template says what it makes of it

@@ -14,7 +14,7 @@ _NUMBER = re.compile(r"\d{1,9}")
 
 
 class GuessNumber:
-    """An endless train split, no held-out one.
+    """An endless train split; the held-out one holds each number once, so that a policy's mean there is its mean over all numbers.
 
     The score is 1 for a right first guess and 1/k for the k-th; when turns or tokens run out before that, a quarter of how near the nearest
     guess came, so that a model which never finds the number has something to learn from.
@@ -24,18 +24,18 @@ class GuessNumber:
         self._seed = seed
 
     def size(self, split: str) -> int | None:
-        return None if split == "train" else 0
+        return None if split == "train" else LARGEST
 
     def prompt(self, split: str, index: int) -> str:
         check_index(split, index, self.size(split))
-        return f"Guess my number from 1 to {LARGEST}.\n"
+        return f"Guess my number from 1 to {LARGEST}.\n"  # of all problems: which number it is comes out in the turns
 
     def score(self, split: str, index: int, completions: Sequence[Completion]) -> Scores:
         raise AssertionError(f"it is played, not scored: {split} {index} {len(completions)}")
 
     async def play(self, split: str, index: int, client: Client) -> Scores:
         """Until the guess is right or a limit is reached."""
-        number = 1 + derive(self._seed, "guess", split, index) % LARGEST
+        number = 1 + (index if split == "eval" else derive(self._seed, "guess", split, index) % LARGEST)
         messages = [{"role": "user", "content": self.prompt(split, index)}]
         nearest = 0.0
         turns = 0

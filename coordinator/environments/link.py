@@ -41,18 +41,18 @@ def unpack(body: bytes) -> dict[str, Any]:
     return message
 
 
-def checked_length(head: bytes) -> int:
+def checked_length(head: bytes, most: int = FRAME_LIMIT_BYTES) -> int:
     """The body length that a frame's head declares. Raises LinkBroken above the limit."""
     (length,) = _LENGTH.unpack(head)
-    if length > FRAME_LIMIT_BYTES:
-        raise LinkBroken(f"the frame declares {length} bytes, above the limit of {FRAME_LIMIT_BYTES}")
+    if length > most:
+        raise LinkBroken(f"the frame declares {length} bytes, above the limit of {most}")
     return int(length)
 
 
-async def receive(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """The next frame on the coordinator's side. Raises LinkBroken."""
+async def receive(reader: asyncio.StreamReader, most: int = FRAME_LIMIT_BYTES) -> dict[str, Any]:
+    """The next frame, of at most so many bytes, on the coordinator's side. Raises LinkBroken."""
     try:
-        length = checked_length(await reader.readexactly(_LENGTH.size))
+        length = checked_length(await reader.readexactly(_LENGTH.size), most)
         return unpack(await reader.readexactly(length))
     except (asyncio.IncompleteReadError, OSError) as error:
         raise LinkBroken(f"the link closed: {error}") from error

@@ -12,31 +12,24 @@ from collections.abc import Mapping, Sequence
 from coordinator.environments import algebra
 from coordinator.environments.alarm import OutOfTime, time_limit
 from coordinator.environments.answers import Answer, answer_of, reference_of
-from coordinator.environments.base import Completion, EnvironmentBroken, Outcome, PromptValue, Scores, bounded, scored
-from coordinator.environments.datasets import Row, Rows
+from coordinator.environments.base import Completion, EnvironmentBroken, Outcome, Scores, bounded, scored
+from coordinator.environments.datasets import Row, RowPrompts, Rows
 from coordinator.environments.number_text import matches
 
 SHARE_OF_LIMIT = 0.8  # of the grading limit is for the completions; the rest is for what surrounds them
 
 
-class Math:
+class Math(RowPrompts):
     r"""Rows of (prompt, answer): a number, LaTeX, or a worked solution that ends in ``#### number`` or has a ``\boxed{}``.
 
     `limit_s` bounds the grading of one prompt's completions together, wall-clock.
     """
 
     def __init__(self, splits: Mapping[str, Rows], *, answer_column: str, limit_s: float) -> None:
-        self._splits = splits
+        super().__init__(splits)
         self._answer_column = answer_column
         self._limit_s = limit_s
         algebra.load()
-
-    def size(self, split: str) -> int | None:
-        rows = self._splits.get(split)
-        return 0 if rows is None else len(rows)
-
-    def prompt(self, split: str, index: int) -> PromptValue:
-        return self._splits[split].prompt(index)
 
     def score(self, split: str, index: int, completions: Sequence[Completion]) -> Scores:
         reference = reference_answer(self._splits[split].row(index), self._answer_column)

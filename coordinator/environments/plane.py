@@ -11,7 +11,7 @@ import asyncio
 import math
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,10 @@ from coordinator.environments.base import (
     SourceSpec,
     bounded,
     is_trainable,
+    storable,
 )
 from coordinator.environments.jail import JailLimits, JailReport
-from coordinator.environments.link import LinkBroken
+from coordinator.environments.link import FRAME_LIMIT_BYTES, LinkBroken
 from coordinator.environments.pool import Pool, PoolFull, PoolSettings
 from coordinator.environments.process import ChildLost
 from coordinator.environments.programs import CannotRun, Programs
@@ -44,6 +45,11 @@ ALARM_SHARE = 0.05
 PROMPTS_TIMEOUT_S = 60.0
 DECODE_TIMEOUT_S = 30.0
 BYTES_PER_TOKEN = 36  # a Python integer and its place in a list
+# An answer is parsed in the coordinator's event loop, and its texts are kept: author code may not make it longer than honest code would.
+ANSWER_BYTES, ANSWER_BYTES_PER_COMPLETION, ANSWER_BYTES_PER_TOKEN = 1 << 20, 4096, 256
+TEXT_CHARS, TEXT_CHARS_PER_TOKEN = 1024, 64
+MOST_PROMPTS = 2_000_000  # of a split: a permutation of them is held in memory
+MOST_STOPS = 256  # each lease carries them
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +131,7 @@ class JailedDataPlane:
         self._pool = Pool(child, limits or JailLimits(), chosen)
         self._programs = Programs(limits or JailLimits(), at_once=chosen.processes)
         self._is_scored_apart = not child.runs_author_code  # else a function may look at all completions of a prompt together
+        self._is_answer_bounded = child.runs_author_code and not child.runs_programs  # tests of programs come along, and are long
         self._is_closed = False
         self._tries = chosen.processes + 1
         self._recent: deque[str] = deque(maxlen=ALARM_WINDOW)
@@ -141,7 +148,7 @@ class JailedDataPlane:
             info = _info(child.info)
         except (KeyError, TypeError, ValueError) as error:
             await self.close()
-            raise EnvironmentBroken(f"the environment gave a bad description of itself: {error!r}") from error
+            raise EnvironmentBroken(bounded(f"the environment gave a bad description of itself: {error!r}")) from error
         self._vocab_size = info.vocab_size
         return info
 
@@ -171,13 +178,15 @@ class JailedDataPlane:
         size = BYTES_PER_TOKEN * sum(map(len, ids))
         request = {"do": "grade", "split": split, "index": index, "completions": ids}
         try:
-            return await self._settled(await self._pool.ask(request, size=size, timeout_s=self._grade_timeout_s), len(ids))
+            most = self._most_bytes(list(map(len, ids)))
+            answer = await self._pool.ask(request, size=size, timeout_s=self._grade_timeout_s, most=most)
         except ChildLost as lost:
             if self._is_scored_apart and len(ids) > 1 and not self._is_closed:
                 return [one for alone in ids for one in await self._graded(split, index, [alone])]
             return await self._unanswered("timeout" if lost.is_timeout else "failed", str(lost), ids, size)
         except LinkBroken as error:
             return [Graded("failed", None, "", bounded(str(error))) for _ in ids]
+        return self._told(split, await self._settled(answer, list(map(len, ids))))
 
     async def play(self, split: str, index: int, prompt_ids: Sequence[int], turns: Sequence[PlayedTurn]) -> Graded | Continued:
         """What the environment makes of one record: the tokens that it places next, or the outcome. Raises PoolFull."""
@@ -193,13 +202,14 @@ class JailedDataPlane:
         sent = [[list(turn.token_ids), turn.stop_reason, list(turn.placed)] for turn in turns]
         request = {"do": "play", "split": split, "index": index, "prompt_ids": list(prompt_ids), "turns": sent}
         try:
-            answer = await self._pool.ask(request, size=size, timeout_s=self._grade_timeout_s)
+            most = self._most_bytes([len(ids)])
+            answer = await self._pool.ask(request, size=size, timeout_s=self._grade_timeout_s, most=most)
         except ChildLost as lost:
             return (await self._unanswered("timeout" if lost.is_timeout else "failed", str(lost), [ids], size))[0]
         except LinkBroken as error:
             return Graded("failed", None, "", bounded(str(error)))
         if "placed" not in answer:
-            return (await self._settled(answer, 1))[0]
+            return self._told(split, await self._settled(answer, [len(ids)]))[0]
         return self._continued(answer["placed"], turns=len(turns), before=len(ids))
 
     def _continued(self, placed: Any, *, turns: int, before: int) -> Graded | Continued:
@@ -261,23 +271,29 @@ class JailedDataPlane:
         """Outcomes of a request that took its child along; the text, at least, is for the author to see."""
         try:
             answer = await self._pool.ask({"do": "decode", "completions": ids}, size=size, timeout_s=DECODE_TIMEOUT_S)
-            texts = [_storable(text) for text in answer.get("texts", [])]
+            texts = [storable(text) for text in answer.get("texts", [])]
         except (ChildLost, PoolFull, TypeError):
             texts = []
         texts += [""] * (len(ids) - len(texts))
         return [Graded(outcome, None, text, bounded(words)) for text in texts[: len(ids)]]
 
-    async def _settled(self, answer: dict[str, Any], count: int) -> list[Graded]:
-        """The outcomes in an answer; programs are run for theirs."""
+    def _most_bytes(self, lengths: Sequence[int]) -> int:
+        """Of an answer about completions of so many tokens each."""
+        if not self._is_answer_bounded:
+            return FRAME_LIMIT_BYTES
+        honest = ANSWER_BYTES + sum(ANSWER_BYTES_PER_COMPLETION + ANSWER_BYTES_PER_TOKEN * length for length in lengths)
+        return min(honest, FRAME_LIMIT_BYTES)
+
+    async def _settled(self, answer: dict[str, Any], lengths: Sequence[int]) -> _Settled:
+        """The outcomes in an answer about completions of so many tokens each; programs are run for theirs."""
         if "programs" not in answer:
-            return self._read(answer, count)
+            return _read(answer, lengths)
         try:
-            work = _work(answer, count)
+            work = _work(answer, len(lengths))
         except (KeyError, TypeError, ValueError) as error:
-            return [Graded("failed", None, "", bounded(f"the grading process gave a bad answer: {error!r}")) for _ in range(count)]
+            return _Settled([_bad(error) for _ in lengths])
         graded = await asyncio.gather(*(self._program(program, work.tests, text) for program, text in work.programs))
-        self._keep_metrics({"tests_passed": sum(share for _, share in graded) / max(1, len(graded))})
-        return [one for one, _ in graded]
+        return _Settled([one for one, _ in graded], {"tests_passed": sum(share for _, share in graded) / max(1, len(graded))})
 
     async def _program(self, program: str, tests: Sequence[tuple[str, str]], text: str) -> tuple[Graded, float]:
         """The outcome of one program, and the share of its tests that it passed before it failed one."""
@@ -285,34 +301,52 @@ class JailedDataPlane:
             ran = await self._programs.run(program, tests, limit_s=self._grade_timeout_s)
         except CannotRun as error:
             return Graded("failed", None, text, bounded(str(error))), 0.0
-        return Graded("scored", float(ran.passed == ran.tests), text, _storable(ran.words)), ran.passed / ran.tests
+        return Graded("scored", float(ran.passed == ran.tests), text, storable(ran.words)), ran.passed / ran.tests
 
-    def _read(self, answer: dict[str, Any], count: int) -> list[Graded]:
-        """A child's answer, checked field by field: it may have run author code."""
-        if "error" in answer:
-            return [Graded("failed", None, "", bounded(_shown(answer["error"]))) for _ in range(count)]
-        try:
-            graded = [_graded(*values) for values in answer["graded"]]
-            metrics = {_storable(name): float(value) for name, value in answer["metrics"].items()}
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            return [Graded("failed", None, "", bounded(f"the grading process gave a bad answer: {error!r}")) for _ in range(count)]
-        if len(graded) != count:
-            return [Graded("failed", None, "", f"{len(graded)} outcomes came for {count} completions") for _ in range(count)]
-        self._keep_metrics(metrics)
-        return graded
+    def _told(self, split: str, settled: _Settled) -> list[Graded]:
+        """The outcomes. Their metrics are kept, but those of held-out prompts: `reward_metrics` is about training.
 
-    def _keep_metrics(self, metrics: dict[str, float]) -> None:
-        """The latest finite values, of the first METRICS_LIMIT names: author code may invent names without end."""
-        for full, value in metrics.items():
+        The latest finite values, of the first METRICS_LIMIT names: author code may invent names without end.
+        """
+        for full, value in settled.metrics.items() if split == "train" else ():
             name = bounded(full, METRIC_NAME_CHARS)
             if math.isfinite(value) and (name in self._metrics or len(self._metrics) < METRICS_LIMIT):
                 self._metrics[name] = value
+        return settled.graded
 
     def _note(self, graded: Sequence[Graded]) -> None:
         self._recent.extend(one.outcome for one in graded)
         words = next((one.detail for one in graded if one.outcome in ("failed", "timeout")), None)
         if words is not None:
             self._last_words = words
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """Outcomes, and what was logged with them."""
+
+    graded: list[Graded]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+def _read(answer: dict[str, Any], lengths: Sequence[int]) -> _Settled:
+    """A child's answer, checked field by field: it may have run author code."""
+    if "error" in answer:
+        return _Settled([Graded("failed", None, "", bounded(_shown(answer["error"]))) for _ in lengths])
+    try:
+        graded = [_graded(*values) for values in answer["graded"]]
+        metrics = {storable(name): float(value) for name, value in answer["metrics"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        return _Settled([_bad(error) for _ in lengths])
+    if len(graded) != len(lengths):
+        words = f"{len(graded)} outcomes came for {len(lengths)} completions"
+        return _Settled([Graded("failed", None, "", words) for _ in lengths])
+    most = [TEXT_CHARS + TEXT_CHARS_PER_TOKEN * length for length in lengths]
+    return _Settled([replace(one, text=bounded(one.text, chars)) for one, chars in zip(graded, most, strict=True)], metrics)
+
+
+def _bad(error: Exception) -> Graded:
+    return Graded("failed", None, "", bounded(f"the grading process gave a bad answer: {error!r}"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,8 +359,8 @@ class _Work:
 
 def _work(answer: dict[str, Any], count: int) -> _Work:
     """Raises KeyError, TypeError or ValueError unless a child gave as many programs as were asked about, and tests."""
-    programs = [(_storable(program), _storable(text)) for program, text in zip(answer["programs"], answer["texts"], strict=True)]
-    tests = [(_storable(given), _storable(wanted)) for given, wanted in answer["tests"]]
+    programs = [(storable(program), storable(text)) for program, text in zip(answer["programs"], answer["texts"], strict=True)]
+    tests = [(storable(given), storable(wanted)) for given, wanted in answer["tests"]]
     if len(programs) != count or not tests:
         raise ValueError(f"{len(programs)} programs and {len(tests)} tests for {count} completions")
     return _Work(programs, tests)
@@ -338,23 +372,23 @@ def _graded(outcome: object, reward: object, text: object, detail: object) -> Gr
         raise ValueError(f"outcome {outcome!r}")
     if (outcome == "scored") != isinstance(reward, float) or (isinstance(reward, float) and not is_trainable(reward)):
         raise ValueError(f"reward {reward!r} with outcome {outcome!r}")
-    return Graded(str(outcome), reward if isinstance(reward, float) else None, _storable(text), bounded(_storable(detail)))
+    return Graded(str(outcome), reward if isinstance(reward, float) else None, storable(text), bounded(storable(detail)))
 
 
 def _info(values: dict[str, Any]) -> EnvironmentInfo:
     """Raises KeyError, TypeError or ValueError unless the values are what `EnvironmentInfo` promises."""
     sizes = [values["train_prompts"], values["eval_prompts"]]
     stops, vocab_size = values["stop_token_ids"], values["vocab_size"]
-    if not all(size is None or (type(size) is int and size >= 0) for size in sizes):
-        raise ValueError(f"sizes of the splits are {sizes!r}")
-    if type(vocab_size) is not int or not all(type(stop) is int and 0 <= stop < vocab_size for stop in stops):
-        raise ValueError(f"vocab_size is {vocab_size!r} and stop_token_ids are {stops!r}")
+    if not all(size is None or (type(size) is int and 0 <= size <= MOST_PROMPTS) for size in sizes):
+        raise ValueError(f"sizes of the splits are {sizes!r}: at most {MOST_PROMPTS} prompts each, or null")
+    if type(vocab_size) is not int or len(stops) > MOST_STOPS or not all(type(s) is int and 0 <= s < vocab_size for s in stops):
+        raise ValueError(f"vocab_size is {vocab_size!r} and stop_token_ids are {stops!r}: at most {MOST_STOPS} below it")
     return EnvironmentInfo(sizes[0], sizes[1], vocab_size, tuple(stops))
 
 
 def _prompts(answered: Any, indices: list[int], vocab_size: int) -> list[Prompt]:
     """Raises TypeError or ValueError unless these are the prompts that were asked for, with ids of the vocabulary."""
-    prompts = [Prompt(index, tuple(ids), _storable(text)) for index, ids, text in answered]
+    prompts = [Prompt(index, tuple(ids), storable(text)) for index, ids, text in answered]
     if [prompt.index for prompt in prompts] != indices:
         raise ValueError(f"{len(prompts)} prompts came for {len(indices)} indices, or others than were asked for")
     for prompt in prompts:
@@ -365,14 +399,7 @@ def _prompts(answered: Any, indices: list[int], vocab_size: int) -> list[Prompt]
 
 def _shown(words: object) -> str:
     """What a child says, whatever it is."""
-    return _storable(words if isinstance(words, str) else repr(words))
-
-
-def _storable(text: object) -> str:
-    """Text that UTF-8 and every database can hold: no lone surrogates, no NUL."""
-    if not isinstance(text, str):
-        raise TypeError(f"text is {type(text).__name__}")
-    return text.encode("utf-8", "replace").decode().replace("\x00", "�")
+    return storable(words if isinstance(words, str) else repr(words))
 
 
 def _check_split(split: str) -> None:

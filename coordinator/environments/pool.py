@@ -15,6 +15,7 @@ from typing import Any
 from coordinator.domain.retry import delay_s
 from coordinator.environments.base import EnvironmentBroken, EnvironmentSpec
 from coordinator.environments.jail import JailLimits
+from coordinator.environments.link import FRAME_LIMIT_BYTES
 from coordinator.environments.process import ChildLost, JailedProcess
 
 QUEUE_REQUESTS = 65_536
@@ -76,15 +77,17 @@ class Pool:
             self._idle.put_nowait(slot)
         return children[0]
 
-    async def ask(self, request: Mapping[str, Any], *, size: int, timeout_s: float) -> dict[str, Any]:
-        """One request of about `size` bytes to any child; the deadline counts from when a child takes it.
+    async def ask(
+        self, request: Mapping[str, Any], *, size: int, timeout_s: float, most: int = FRAME_LIMIT_BYTES
+    ) -> dict[str, Any]:
+        """One request of about `size` bytes to any child, answered by at most `most`; the deadline counts from when a child takes it.
 
         Raises ChildLost (the child was lost with it), PoolFull.
         """
         slot = await self._next_slot(size)
         try:
             child = await self._child_of(slot)
-            answer = await child.ask(request, timeout_s=timeout_s, cpu_s=self._limits.cpu_s or timeout_s)
+            answer = await child.ask(request, timeout_s=timeout_s, cpu_s=self._limits.cpu_s or timeout_s, most=most)
         except BaseException:
             self._release(slot, is_fit=False)
             raise

@@ -20,13 +20,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from coordinator.environments.base import EnvironmentBroken, EnvironmentSpec
+from coordinator.environments.base import EnvironmentBroken, EnvironmentSpec, bounded, storable
 from coordinator.environments.child import KEPT_VARIABLES
 from coordinator.environments.jail import JailLimits, JailReport, report_from
-from coordinator.environments.link import LinkBroken, pack, receive
+from coordinator.environments.link import FRAME_LIMIT_BYTES, LinkBroken, pack, receive
 
 _SETTINGS = ("C.UTF-8", "1", "1", "false", "system")
 _REAP_S = 10.0
+BROKEN_CHARS = 1500
 
 
 class ChildLost(Exception):
@@ -83,8 +84,10 @@ class JailedProcess:
             raise
         return child
 
-    async def ask(self, request: Mapping[str, Any], *, timeout_s: float, cpu_s: float) -> dict[str, Any]:
-        """The answer to one request. Raises ChildLost, after which the child is dead; LinkBroken if the request is too large."""
+    async def ask(
+        self, request: Mapping[str, Any], *, timeout_s: float, cpu_s: float, most: int = FRAME_LIMIT_BYTES
+    ) -> dict[str, Any]:
+        """The answer to one request, of at most `most` bytes. Raises ChildLost, after which the child is dead; LinkBroken if the request is too large."""
         word = secrets.token_hex(8)
         frame = pack({**request, "id": word, "cpu_s": cpu_s})
         self.requests += 1
@@ -92,7 +95,7 @@ class JailedProcess:
             async with asyncio.timeout(timeout_s):
                 self._writer.write(frame)
                 await self._writer.drain()
-                answer = await receive(self._reader)
+                answer = await receive(self._reader, most)
             if answer.get("id") != word:
                 raise LinkBroken("the answer does not carry the request's id")
         except TimeoutError:
@@ -129,10 +132,14 @@ class JailedProcess:
             "variables": _variables(),
         }
         answer = await self.ask(request, timeout_s=timeout_s, cpu_s=timeout_s)
-        self.jail = report_from(answer["jail"])
-        if "broken" in answer:
-            raise EnvironmentBroken(str(answer["broken"]))
-        self.info = answer["info"]
+        try:  # author code has run already
+            self.jail = report_from(answer["jail"])
+            broken = bounded(storable(answer.get("broken", "")), BROKEN_CHARS)
+            self.info = {} if broken else answer["info"]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ChildLost(f"the environment's process gave a bad answer to its start: {error!r}", is_timeout=False) from error
+        if broken:
+            raise EnvironmentBroken(broken)
 
     async def _autopsy(self, words: str) -> ChildLost:
         """Why the link broke: how the process ended, if it did so by itself."""

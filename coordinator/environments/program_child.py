@@ -6,19 +6,16 @@ program does to this process concerns later runs of that program alone: each pro
 
 from __future__ import annotations
 
-import argparse
 import atexit
 import os
-import socket
 import sys
 import threading
 import traceback
 from pathlib import Path
 from typing import Any
 
-from coordinator.environments.child import close_others, end_with, keep_variables
+from coordinator.environments.child import connected, end_with
 from coordinator.environments.jail import JailLimits, JailPlan, allow_cpu, apply
-from coordinator.environments.link import ChildLink
 
 OUTPUT_LIMIT_BYTES = 1 << 20
 WORDS_CHARS = 300
@@ -26,24 +23,16 @@ WORDS_CHARS = 300
 
 def main() -> None:
     """Serve until the parent closes the link."""
-    parser = argparse.ArgumentParser(description="jailed process for programs; started by the coordinator only")
-    parser.add_argument("--link", type=int, required=True)
-    parser.add_argument("--parent", type=int, required=True)
-    arguments = parser.parse_args()
-    connection = socket.socket(fileno=arguments.link)
-    connection.set_inheritable(False)
-    link = ChildLink(connection)
-    request = link.receive()
-    if request is None:
+    line = connected("jailed process for programs; started by the coordinator only")
+    if line is None:
         return
-    close_others(arguments.link)
-    keep_variables(request["variables"])
-    report = apply(JailPlan(JailLimits(**request["limits"]), Path(request["scratch"]), (), arguments.parent))
+    link, request = line.link, line.request
+    report = apply(JailPlan(JailLimits(**request["limits"]), Path(request["scratch"]), (), line.parent))
     link.send({"id": request["id"], "jail": report.to_json(), "info": {}})
-    end_with(connection)
-    while (request := link.receive()) is not None:
-        allow_cpu(request["cpu_s"])
-        link.send({"id": request["id"], **run(request["program"], request["input"])})
+    end_with(line.connection)
+    while (given := link.receive()) is not None:
+        allow_cpu(given["cpu_s"])
+        link.send({"id": given["id"], **run(given["program"], given["input"])})
 
 
 def run(program: str, given: str) -> dict[str, Any]:

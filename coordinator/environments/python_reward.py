@@ -17,18 +17,18 @@ from typing import Any
 
 from coordinator.environments.author_code import RewardFunction, call, outcome, words_of
 from coordinator.environments.base import Completion, EnvironmentBroken, Outcome, PromptValue, Scores, bounded
-from coordinator.environments.datasets import Rows
+from coordinator.environments.datasets import RowPrompts, Rows
 
 METRICS_LIMIT = 64
 _FRAMEWORK = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 _PER_COMPLETION = ("prompt", "completion", "completion_ids")
 
 
-class PythonReward:
+class PythonReward(RowPrompts):
     """Dataset rows scored by a function of the author's."""
 
     def __init__(self, splits: Mapping[str, Rows], function: RewardFunction, *, file_name: str) -> None:
-        self._splits = splits
+        super().__init__(splits)
         self._function = function
         self._file_name = file_name
         try:
@@ -40,13 +40,6 @@ class PythonReward:
         for dataset in splits.values():
             _check_parameters(function, dataset.columns)
 
-    def size(self, split: str) -> int | None:
-        rows = self._splits.get(split)
-        return 0 if rows is None else len(rows)
-
-    def prompt(self, split: str, index: int) -> PromptValue:
-        return self._splits[split].prompt(index)
-
     def score(self, split: str, index: int, completions: Sequence[Completion]) -> Scores:
         dataset = self._splits[split]
         journal = _Journal(len(completions))
@@ -55,12 +48,12 @@ class PythonReward:
         offered |= {"log_extra": journal.log_extra, "log_metric": journal.log_metric}
         wanted = offered if self._accepted is None else {name: offered[name] for name in self._accepted if name in offered}
         try:
-            rewards = _outcomes(call(self._function, wanted), len(completions))
+            rewards = journal.annotate(_outcomes(call(self._function, wanted), len(completions)))
         except BaseException as error:  # SystemExit too: whatever the author's code raises is an outcome
             words = words_of(error, self._file_name)
             is_spent = not isinstance(error, Exception) or isinstance(error, (MemoryError, RecursionError))
             return Scores([Outcome("failed", None, words) for _ in completions], {}, is_spent)
-        return Scores(journal.annotate(rewards), journal.metrics())
+        return Scores(rewards, journal.metrics())
 
 
 def _arguments(columns: Mapping[str, Any], prompt: PromptValue, completions: Sequence[Completion]) -> dict[str, Any]:

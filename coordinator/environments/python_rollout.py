@@ -10,12 +10,12 @@ must ask the same when it is answered the same; `random` is seeded. Author code 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from numbers import Real
 
 from coordinator.environments.author_code import RewardFunction, failed, outcome, words_of
-from coordinator.environments.base import Completion, EnvironmentBroken, PromptValue, Scores, bounded
-from coordinator.environments.datasets import Rows
+from coordinator.environments.base import EnvironmentBroken, Scores, bounded
+from coordinator.environments.datasets import RowPrompts, Rows
 from coordinator.environments.messages import Unusable
 from coordinator.environments.replay import Client, LimitReached
 
@@ -30,33 +30,23 @@ def is_rollout(function: RewardFunction) -> bool:
         return False
 
 
-class PythonRollout:
-    """Rows that a function of the author's plays. There is no held-out evaluation: that is of one turn."""
+class PythonRollout(RowPrompts):
+    """Rows that a function of the author's plays."""
 
     def __init__(self, splits: Mapping[str, Rows], function: RewardFunction, *, file_name: str) -> None:
-        if "eval" in splits:
-            raise EnvironmentBroken("environment.eval is set, and held-out evaluation asks for one completion only: remove it")
         if not inspect.iscoroutinefunction(function):
             raise EnvironmentBroken("a function with a parameter `client` plays a rollout: write `async def rollout(client, row)`")
         names = list(inspect.signature(function).parameters)
         if names[:2] != ["client", "row"]:
             raise EnvironmentBroken(f"the rollout function takes {', '.join(names)}; it must take (client, row)")
-        self._rows = splits["train"]
+        super().__init__(splits)
         self._function = function
         self._file_name = file_name
 
-    def size(self, split: str) -> int | None:
-        return len(self._rows) if split == "train" else 0
-
-    def prompt(self, split: str, index: int) -> PromptValue:  # noqa: ARG002 (one split)
-        return self._rows.prompt(index)
-
-    def score(self, split: str, index: int, completions: Sequence[Completion]) -> Scores:
-        raise AssertionError(f"it is played, not scored: {split} {index} {len(completions)}")
-
-    async def play(self, split: str, index: int, client: Client) -> Scores:  # noqa: ARG002 (one split)
+    async def play(self, split: str, index: int, client: Client) -> Scores:
         """One rollout. What the client raises passes through; whatever else the function raises is a failure in words."""
-        row = dict.fromkeys(self._rows.columns) | self._rows.row(index).values
+        rows = self._splits[split]
+        row = dict.fromkeys(rows.columns) | rows.row(index).values
         try:
             result = await self._function(client, row)
         except (LimitReached, Unusable):

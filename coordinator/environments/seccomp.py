@@ -9,9 +9,9 @@ from __future__ import annotations
 import ctypes
 import errno
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from coordinator.environments.syscalls import Machine
+from coordinator.environments.syscalls import REFUSED_VALUES, Machine
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
@@ -44,6 +44,8 @@ def build(machine: Machine, *, pid: int) -> list[Instruction]:
         program += _on(special[name], [(_LOAD, 0, 0, _argument(0)), (_EQUAL, 1, 0, pid), *_verdicts(refuse)])
     program += _on(special["prlimit64"], [(_LOAD, 0, 0, _argument(0)), (_EQUAL, 1, 0, 0), *_verdicts(refuse)])
     program += _on(special["sendto"], _null_pointer(4, refuse))
+    for (name, argument), values in REFUSED_VALUES.items():
+        program += _on(special[name], _none_of(argument, values, refuse))
     return [*program, (_RETURN, 0, 0, _ALLOW)]
 
 
@@ -78,6 +80,14 @@ def _null_pointer(argument: int, refuse: int) -> list[Instruction]:
         (_EQUAL, 1, 0, 0),
         *_verdicts(refuse),
     ]
+
+
+def _none_of(argument: int, values: Sequence[int], refuse: int) -> list[Instruction]:
+    """Refuse these values of an argument that the kernel reads as 32 bits."""
+    body: list[Instruction] = [(_LOAD, 0, 0, _argument(argument))]
+    for value in values:
+        body += [(_EQUAL, 0, 1, value), (_RETURN, 0, 0, refuse)]
+    return [*body, (_RETURN, 0, 0, _ALLOW)]
 
 
 def _argument(place: int) -> int:

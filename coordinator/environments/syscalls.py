@@ -91,6 +91,8 @@ MACHINE = {
     "request_key": (249, 218),
     "keyctl": (250, 219),
     "vhangup": (153, 58),
+    "sync": (162, 81),  # writes back all that the host has open
+    "syncfs": (306, 267),
     "iopl": (172, None),
     "ioperm": (173, None),
     "modify_ldt": (154, None),
@@ -105,7 +107,7 @@ UNCOUNTED_MEMORY = {
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
 }
-# Refused by argument: signals and limits of others, messages with an address, clones that are not threads.
+# Refused by argument: signals and limits of others, messages with an address, clones that are not threads, and `REFUSED_VALUES`.
 BY_ARGUMENT = {
     "kill": (62, 129),
     "tgkill": (234, 131),
@@ -113,6 +115,15 @@ BY_ARGUMENT = {
     "sendto": (44, 206),
     "clone": (56, 220),
     "clone3": (435, 435),
+    "fcntl": (72, 25),
+    "ioctl": (16, 29),
+    "prctl": (157, 167),
+}
+# Values of one argument that are refused: (call, argument) -> values.
+REFUSED_VALUES = {
+    ("fcntl", 1): (8, 10, 15),  # F_SETOWN, F_SETSIG, F_SETOWN_EX: a file that is ready would signal another process
+    ("ioctl", 1): (0x8901, 0x8902),  # FIOSETOWN, SIOCSPGRP: the same for sockets
+    ("prctl", 0): (1,),  # PR_SET_PDEATHSIG: the process would outlive its parent
 }
 
 

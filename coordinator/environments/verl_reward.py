@@ -15,8 +15,8 @@ from numbers import Real
 from typing import Any
 
 from coordinator.environments.author_code import RewardFunction, call, failed, outcome, words_of
-from coordinator.environments.base import Completion, EnvironmentBroken, Outcome, PromptValue, Scores, bounded
-from coordinator.environments.datasets import Row, Rows
+from coordinator.environments.base import Completion, EnvironmentBroken, Outcome, Scores, bounded
+from coordinator.environments.datasets import Row, RowPrompts, Rows
 
 METRICS_LIMIT = 64
 _OWN = ("data_source", "solution_str", "ground_truth", "extra_info")
@@ -30,11 +30,11 @@ def is_verl(function: RewardFunction) -> bool:
         return False
 
 
-class VerlReward:
+class VerlReward(RowPrompts):
     """Rows scored by a function of verl's shape, one completion at a time: one that raises fails alone."""
 
     def __init__(self, splits: Mapping[str, Rows], function: RewardFunction, *, file_name: str, answer_column: str) -> None:
-        self._splits = splits
+        super().__init__(splits)
         self._function = function
         self._file_name = file_name
         self._answer_column = answer_column
@@ -49,13 +49,6 @@ class VerlReward:
                 f"the reward function has verl's solution_str and demands {unknown[0]!r} too; verl passes {', '.join(_OWN)}: "
                 "rename it, or give it a default"
             )
-
-    def size(self, split: str) -> int | None:
-        rows = self._splits.get(split)
-        return 0 if rows is None else len(rows)
-
-    def prompt(self, split: str, index: int) -> PromptValue:
-        return self._splits[split].prompt(index)
 
     def score(self, split: str, index: int, completions: Sequence[Completion]) -> Scores:
         row = self._splits[split].row(index)

@@ -7,7 +7,7 @@ queue in front of it is `worker_desk.py`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from coordinator.domain import leases as lease_rules
@@ -35,7 +35,7 @@ from coordinator.domain.paying import can_lease, leased
 from coordinator.domain.seeds import slot_seed
 from coordinator.domain.staleness import last_step
 from coordinator.domain.states import ROLLOUT, TERMINAL, move
-from coordinator.domain.turns import latest_step, may_take, record, turn_tokens
+from coordinator.domain.turns import KEPT_S, STICKY_S, awaited_worker, is_played, latest_step, may_take, record, turn_tokens
 from coordinator.domain.workers import standing
 from coordinator.service import accounting
 from coordinator.service.deps import Deps, LiveJob
@@ -110,6 +110,7 @@ class _Standing:
 
     workers: dict[str, Worker]
     slots: dict[str, int]  # worker id -> leased slots that are not settled yet
+    kept: dict[str, int]  # worker id -> slots whose next turn may come in a moment: the environment looks at the last one
     holdings: dict[tuple[str, int, str], Holding]
     published: frozenset[tuple[int, str]]
     invited_to: dict[str, tuple[str, ...]]
@@ -135,7 +136,7 @@ async def _outcomes(tx: Tx, deps: Deps, job_id: str, asks: Sequence[Ask]) -> dic
         rule = plan.grant(max(ask.request.version for ask in asks))
         if not rule.groups:
             return {ask.worker_id: Outcome(reason=rule.reason) for ask in asks}
-    who = await _standing(tx, job, asks)
+    who = await _standing(tx, job, asks, now=plan.now)
     plan.alone = await _is_alone(tx, job, who, asks) if plan.open_slots else False
     plan.slots = who.slots
     plan.meters = await accounting.meters_of(tx, deps, job, who.workers, who.quoted)
@@ -182,10 +183,28 @@ async def _look(reader: Reader, job: Job, live: LiveJob, *, now: float) -> _Plan
     )
 
 
-async def _standing(reader: Reader, job: Job, asks: Sequence[Ask]) -> _Standing:
+async def workers_awaited(reader: Reader, job_id: str, *, now: float) -> frozenset[str]:
+    """Workers for which open turns wait now, as their caches hold what came before."""
+    job = await reader.get(Job, job_id)
+    if job is None or not is_played(job.config):
+        return frozenset()
+    waiting = await reader.select(
+        Rollout,
+        job_id=job_id,
+        state=RolloutState.OPEN,
+        continued_at__gt=now - STICKY_S,
+        order_by="group_number",
+        limit=OPEN_AT_ONCE,
+    )
+    return frozenset(filter(None, map(awaited_worker, waiting)))
+
+
+async def _standing(reader: Reader, job: Job, asks: Sequence[Ask], *, now: float) -> _Standing:
     ids = [ask.worker_id for ask in asks]
     workers = {worker.id: worker for worker in await reader.select(Worker, id=ids)}
     slots = {worker: await reader.count(Rollout, worker_id=worker, state=RolloutState.LEASED) for worker in ids}
+    looked_at: dict[str, object] = {"job_id": job.id, "state": RolloutState.ACCEPTED, "accepted_at__gt": now - KEPT_S}
+    kept = {worker: await reader.count(Rollout, worker_id=worker, **looked_at) for worker in ids} if is_played(job.config) else {}
     versions = sorted({ask.request.version for ask in asks})
     holdings = await reader.select(Holding, worker_id=ids, job_id=job.id, version=versions)
     published = set()
@@ -198,6 +217,7 @@ async def _standing(reader: Reader, job: Job, asks: Sequence[Ask]) -> _Standing:
     return _Standing(
         workers=workers,
         slots=slots,
+        kept=kept,
         holdings={(holding.worker_id, holding.version, holding.digest): holding for holding in holdings},
         published=frozenset(published),
         invited_to={invite.id: invite.jobs for invite in invites},
@@ -235,8 +255,15 @@ def _answer(deps: Deps, plan: _Plan, who: _Standing, ask: Ask) -> tuple[Outcome,
     if free <= 0:
         return _final(f"you hold leases on {held} slots and announced max_slots {worker.max_slots}: finish some first"), []
     free = min(free, plan.meters[worker.id].leasable or free)
-    granted = _reissue(deps, plan, worker, ask, free)
-    free -= sum(len(lease.slots) for lease in granted)
+    granted = []
+    if is_played(plan.job.config):  # turns come first, and find a free slot where their cache is
+        granted = _reissue(deps, plan, worker, ask, free, lambda rollout: awaited_worker(rollout) == worker.id)
+        free -= sum(len(lease.slots) for lease in granted) + who.kept.get(worker.id, 0)
+        if free <= 0:
+            return Outcome(reason="" if granted else "the environment looks at your newest turns: the next ones are yours"), granted
+    others = _reissue(deps, plan, worker, ask, free, lambda rollout: may_take(rollout, worker.id, now=plan.now, alone=plan.alone))
+    free -= sum(len(lease.slots) for lease in others)
+    granted += others
     reason = ""
     size = plan.job.config.algorithm.group_size
     unpaid = "" if free >= size else _unpaid(plan, worker, size)
@@ -272,8 +299,8 @@ def _refusal(job: Job, who: _Standing, worker: Worker, request: wire.LeaseReques
     return "" if works else words
 
 
-def _reissue(deps: Deps, plan: _Plan, worker: Worker, ask: Ask, free: int) -> list[Lease]:
-    """Leases on open slots of issued groups that this version can still serve, lowest group first."""
+def _reissue(deps: Deps, plan: _Plan, worker: Worker, ask: Ask, free: int, is_for: Callable[[Rollout], bool]) -> list[Lease]:
+    """Leases on open slots of issued groups that are for this worker, and that its version can still serve, lowest group first."""
     granted: list[Lease] = []
     config = plan.job.config
     for group_id, rollouts in list(plan.open_slots.items()):
@@ -284,8 +311,7 @@ def _reissue(deps: Deps, plan: _Plan, worker: Worker, ask: Ask, free: int) -> li
         mine = [
             rollout
             for rollout in rollouts
-            if may_take(rollout, worker.id, now=plan.now, alone=plan.alone)
-            and latest <= latest_step(ask.request.version, config.staleness.max, oldest=rollout.oldest_version)
+            if is_for(rollout) and latest <= latest_step(ask.request.version, config.staleness.max, oldest=rollout.oldest_version)
         ][:free]
         if not mine:
             continue
@@ -321,7 +347,9 @@ def _issue(deps: Deps, plan: _Plan, worker: Worker, ask: Ask, free: int) -> tupl
         if prompt is None:
             return granted, f"the prompt of group {plan.next_number} is being rendered"
         group, rollouts = _new_group(plan, prompt)
-        mine = rollouts[: _finishable(deps, plan, worker, size)]
+        # Beyond its free slots later turns would wait behind first ones, and lose their cache to another worker.
+        room = free if is_played(plan.job.config) else size
+        mine = rollouts[: min(_finishable(deps, plan, worker, size), room)]
         granted.append(_lease(deps, plan, worker, ask, group, mine))
         if len(mine) < size:
             plan.open_slots[group.id] = rollouts[len(mine) :]

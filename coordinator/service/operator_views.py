@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from coordinator.domain.audit import audit
 from coordinator.domain.audit_money import Money, audit_money
+from coordinator.domain.audit_turns import counted
 from coordinator.domain.model import (
     Batch,
     Group,
@@ -62,6 +64,9 @@ STEPS_COUNTED = 2000
 MOST_VALUES = 500
 MOST_REJECTED = 5000
 IDS_AT_ONCE = 500
+ROWS_AT_ONCE = 256  # of an audit: the longest rollouts and turns hold megabytes
+Row = TypeVar("Row")
+Lean = TypeVar("Lean")
 ACCEPTED = [
     RolloutState.ACCEPTED,
     RolloutState.SCORED,
@@ -200,12 +205,14 @@ async def audit_view(store: Store, caller: Caller, job_id: str) -> AuditView:
 
     async def load(reader: Reader) -> tuple[Any, ...]:
         job = await owned(reader, caller, job_id)
-        kinds = (Group, Rollout, Lease, Batch, Publication, Refusal, Turn)
-        return (await load_money(reader, job), job, *[await reader.select(kind, job_id=job_id) for kind in kinds])
+        groups = await _lean(reader, Group, job_id, "number", lambda row: row.id, _without_prompt)
+        rollouts = await _lean(reader, Rollout, job_id, "group_number", lambda row: (row.group_id, row.slot), _without_words)
+        turns = await _lean(reader, Turn, job_id, "accepted_at", lambda row: (row.group_id, row.slot, row.turn), counted)
+        others = [await reader.select(kind, job_id=job_id) for kind in (Lease, Batch, Publication, Refusal)]
+        return await load_money(reader, job), job, groups, rollouts, turns, *others
 
-    money, *rows = await store.read(load)
-    outcome = await asyncio.to_thread(audit, *rows)
-    _, _, rollouts, leases, _, _, refusals, turns = rows
+    money, job, groups, rollouts, turns, leases, batches, publications, refusals = await store.read(load)
+    outcome = await asyncio.to_thread(audit, job, groups, rollouts, leases, batches, publications, refusals, turns)
     findings = (*outcome.findings, *await asyncio.to_thread(audit_money, money, [*rollouts, *turns], leases, refusals))
     counts = {
         **outcome.counts,
@@ -213,6 +220,31 @@ async def audit_view(store: Store, caller: Caller, job_id: str) -> AuditView:
         "quotes": len(money.quotes),
     }
     return AuditView(ok=not findings, findings=findings, counts=counts)
+
+
+async def _lean(
+    reader: Reader, kind: type[Row], job_id: str, field: str, key: Callable[[Row], Hashable], lean: Callable[[Row], Lean]
+) -> list[Lean]:
+    """All rows of a job as `lean` makes them, read page by page along an indexed `field`: they hold texts and tokens that need not stay."""
+    found: dict[Hashable, Lean] = {}
+    most, since = ROWS_AT_ONCE, dict[str, object]()
+    while True:
+        page = await reader.select(kind, job_id=job_id, order_by=field, limit=most, **since)
+        known = len(found)
+        found.update((key(row), lean(row)) for row in page)
+        if len(page) < most:
+            return list(found.values())
+        if len(found) == known:
+            most *= 2  # more rows than a page have the same value
+        since = {f"{field}__ge": getattr(page[-1], field)}
+
+
+def _without_prompt(group: Group) -> Group:
+    return replace(group, prompt_ids=(), prompt_text="")
+
+
+def _without_words(rollout: Rollout) -> Rollout:
+    return replace(rollout, text="", detail="")
 
 
 async def load_money(reader: Reader, job: Job) -> Money:

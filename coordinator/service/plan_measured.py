@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean, pstdev
 
-from coordinator.domain.model import Batch, EdgeRow, Group, GroupState, Job, Rollout
+from coordinator.domain.model import Batch, EdgeRow, Group, GroupState, Job, Rollout, Turn
 from coordinator.domain.plan_facts import DELTA_GROWTH, Fact, Source
+from coordinator.domain.turns import is_played
 from coordinator.service.ports import Reader
 from coordinator.service.timings import Timings, read_timings
 from coordinator.service.tokens import Caller
@@ -15,6 +16,7 @@ from coordinator.wire.job import JobConfig
 JOBS = 200  # looked back on
 GROUPS = 512
 COMPLETIONS = 512
+TURNS = 256  # their rows hold tokens
 FEWEST = 16  # of groups or completions; fewer say nothing
 
 
@@ -34,8 +36,9 @@ async def _facts(reader: Reader, job: Job, config: JobConfig) -> dict[str, Fact]
         Group, job_id=job.id, state=[GroupState.TRAINED, GroupState.REJECTED], order_by="-number", limit=GROUPS
     )
     newest = await reader.select(Rollout, job_id=job.id, accepted_at__gt=0.0, order_by="-accepted_at", limit=COMPLETIONS)
+    turns = await reader.select(Turn, job_id=job.id, order_by="-accepted_at", limit=TURNS)
     found = _timed(job, config, timings) | _sizes(job, edges) | _groups(job, config, groups)
-    return found | _completions(job, config, newest)
+    return found | _completions(job, config, newest) | _turns(job, config, newest, turns)
 
 
 def _timed(job: Job, config: JobConfig, timings: Timings) -> dict[str, Fact]:
@@ -93,6 +96,25 @@ def _completions(job: Job, config: JobConfig, newest: Sequence[Rollout]) -> dict
     if graded:
         found["grade_s"] = _measured(job, max(0.0, fmean(graded)), f"its newest {len(graded)} grades")
     return found
+
+
+def _turns(job: Job, config: JobConfig, newest: Sequence[Rollout], turns: Sequence[Turn]) -> dict[str, Fact]:
+    """How many turns the rollouts that have an outcome took, and how much of what follows their prompts the environment placed."""
+    ended = [row for row in newest if row.length > 0 and row.graded_at is not None]
+    same = (job.config.environment.type, job.config.environment.max_turns, job.config.sampling.max_new_tokens)
+    if (
+        not is_played(job.config)
+        or len(ended) < FEWEST
+        or same != (config.environment.type, config.environment.max_turns, config.sampling.max_new_tokens)
+    ):
+        return {}
+    words = f"its newest {len(ended)} rollouts"
+    placed = fmean(len(turn.token_ids) - turn.length for turn in turns) if turns else 0.0
+    share = placed * sum(row.turn for row in ended) / sum(row.preceding + row.length for row in ended)
+    return {
+        "turns": _measured(job, fmean(row.turn + 1 for row in ended), words),
+        "placed_share": _measured(job, min(share, 0.999), f"{words}, {len(turns)} turns"),
+    }
 
 
 def _measured(job: Job, value: float, words: str) -> Fact:

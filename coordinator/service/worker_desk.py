@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from coordinator.service.deps import Deps, Watch
-from coordinator.service.leasing import Ask, Outcome, grant_round
+from coordinator.service.leasing import Ask, Outcome, grant_round, workers_awaited
 
 log = structlog.get_logger()
 RECHECK_S = 1.0
@@ -110,13 +110,16 @@ class LeaseDesk:
             del self._queues[job_id]
 
     async def _round(self, job_id: str, queue: Queue) -> None:
-        """Those that waited first, newest weights first, until a look gives nothing; then those that just came."""
+        """Those that turns wait for, then those that waited first, newest weights first, until a look gives nothing; then those that just came."""
         for waiting in list(queue.waiting.values()):
             if not waiting.is_open():
                 queue.resolve(waiting, STOPPING)
         known = sorted((w for w in queue.waiting.values() if w.ask.judged), key=lambda w: -w.ask.request.version)
         fresh = [w for w in queue.waiting.values() if not w.ask.judged]
-        for batch in _chunks(known):
+        awaited = await self._awaited(job_id, known)
+        for batch in _chunks([w for w in known if w.ask.worker_id in awaited]):
+            await self._grant(job_id, queue, batch)
+        for batch in _chunks([w for w in known if w.ask.worker_id not in awaited]):
             if not await self._grant(job_id, queue, batch):
                 break
         for batch in _chunks(fresh):
@@ -126,6 +129,12 @@ class LeaseDesk:
             # A version published meanwhile ends the wait too: the worker should fetch it now, not at its next beat.
             if waiting.ask.judged and (now >= waiting.until or waiting.newest < queue.newest):
                 queue.resolve(waiting, replace(waiting.last, newest=queue.newest))
+
+    async def _awaited(self, job_id: str, known: Sequence[Waiting]) -> frozenset[str]:
+        """Workers whose turns must not wait for a look at all others; none where one look is at everybody."""
+        if len(known) <= ROUND_MOST:
+            return frozenset()
+        return await self._deps.store.read(lambda r: workers_awaited(r, job_id, now=self._deps.clock.now()))
 
     async def _grant(self, job_id: str, queue: Queue, batch: Sequence[Waiting]) -> bool:
         """One transaction; whether it granted anything."""

@@ -12,20 +12,18 @@ import pytest
 
 from tests.e2e.cluster import Cluster, scripted_job
 
-# One reward gives variance to any model; the other hangs, dies, takes memory, forks, writes, connects or forges a result, by the completion's first letter.
-REWARDS = """
+# What hostile code of an author does, by the first letter of a completion: it hangs, forks, takes memory, writes, connects, dies or forges a result.
+DEEDS = """
 import os, socket
 
-def digits(completions, **_):
-    return [sum(c.isdigit() for c in text) / max(len(text), 1) for text in completions]
-
-def hostile(completions, **_):
+def forge(numbers):
     forged = b'{"id":"0","graded":[["scored",5000.0,"forged",""]],"metrics":{}}'
-    for number in range(1, 64):
-        try: os.write(number, len(forged).to_bytes(4, "little") + forged) if number < 3 else None
+    for number in numbers:
+        try: os.write(number, len(forged).to_bytes(4, "little") + forged)
         except OSError: pass
-    print(forged.decode(), flush=True)
-    letter = ord(completions[0][0]) % 16 if completions[0] else 15
+
+def deed(said):
+    letter = ord(said[0]) % 16 if said else 15
     if letter == 0:
         while True: pass
     if letter == 1: os.fork()
@@ -33,8 +31,25 @@ def hostile(completions, **_):
     if letter == 3: open("/tmp/echo2-environment-stolen", "w")
     if letter == 4: socket.create_connection(("127.0.0.1", 22), timeout=1)
     if letter == 5: os._exit(3)
+    if letter == 6: forge(range(3, 64))
+    if letter == 7: os.kill(os.getpid(), 19)
+
+def digit_share(text):
+    return sum(c.isdigit() for c in text) / max(len(text), 1)
+"""
+# The first reward gives variance to any model.
+REWARDS = (
+    DEEDS
+    + """
+def digits(completions, **_):
+    return [digit_share(text) for text in completions]
+
+def hostile(completions, **_):
+    forge((1, 2))
+    deed(completions[0])
     return [0.0 for _ in completions]
 """
+)
 
 
 TASKSET = """
@@ -92,32 +107,21 @@ class QuizEnv(vf.Env[QuizConfig]):
 
 __all__ = ["QuizTaskset", "QuizEnv"]
 """
-# The same deeds as above, now in a rollout's second turn.
-ROLLOUT = """
-import os, socket
-
+# The same deeds, now in a rollout's second turn.
+ROLLOUT = (
+    DEEDS
+    + """
 async def rollout(client, row):
     messages = [{"role": "user", "content": row["prompt"]}]
     for number in range(3):
         reply = await client.chat.completions.create(messages=messages)
         said = reply.choices[0].message.content
         messages += [reply.choices[0].message, {"role": "user", "content": "and?"}]
-        letter = ord(said[0]) % 16 if said else 15
         if number == 1:
-            if letter == 0:
-                while True: pass
-            if letter == 1: os.fork()
-            if letter == 2: kept = [bytes(64 << 20) for _ in range(1000)]
-            if letter == 3: open("/tmp/echo2-environment-stolen", "w")
-            if letter == 4: socket.create_connection(("127.0.0.1", 22), timeout=1)
-            if letter == 5: os._exit(3)
-            if letter == 6:
-                forged = b'{"id":"0","graded":[["scored",5000.0,"forged",""]],"metrics":{}}'
-                for place in range(64):
-                    try: os.write(place, len(forged).to_bytes(4, "little") + forged)
-                    except OSError: pass
-    return sum(c.isdigit() for c in said) / max(len(said), 1)
+            deed(said)
+    return digit_share(said)
 """
+)
 # One letter a token, and turns that end as the model ends them.
 TEMPLATE = (
     "{% if tools %}tools {{ tools | map(attribute='function') | map(attribute='name') | join(' ') }}. {% endif %}"
@@ -136,6 +140,29 @@ def job(tmp_path: Path, tiny_model: Path) -> dict[str, Any]:
 
 def metrics(cluster: Cluster, job_id: str) -> set[str]:
     return {name for (name,) in cluster.rows("SELECT DISTINCT name FROM metrics WHERE job_id = ?", job_id)}
+
+
+def trained(cluster: Cluster, job: dict[str, Any], *, within_s: float) -> tuple[str, dict[str, Any]]:
+    """The id of a job that ended with its three steps, and its audit, which found nothing."""
+    job_id = cluster.submit(job)
+    ended = cluster.until_ended(job_id, within_s=within_s, restart=False)
+    assert (ended["state"], ended["committed_steps"]) == ("completed", 3), ended["reason"]
+    report = cluster.audit(job_id)
+    assert report["ok"], report["findings"]
+    return job_id, report
+
+
+def outcomes(cluster: Cluster, job_id: str) -> Counter[str]:
+    return Counter(state for (state,) in cluster.rows("SELECT state FROM rollouts WHERE job_id = ?", job_id))
+
+
+def was_contained(cluster: Cluster, job_id: str) -> None:
+    """Some rollouts could not be graded, and none of what was tried is a score or left a trace."""
+    states = outcomes(cluster, job_id)
+    print(f"\nrollouts by outcome: {dict(states)}")
+    assert states["grader_failed"] + states["grader_timeout"] > 0
+    assert max(reward for (reward,) in cluster.rows("SELECT reward FROM rollouts WHERE reward IS NOT NULL")) <= 1.0
+    assert not Path("/tmp/echo2-environment-stolen").exists()
 
 
 def sections(code: Path, rows: Path) -> dict[str, dict[str, Any]]:
@@ -173,14 +200,11 @@ def test_tasks_of_other_projects_train_a_model(tmp_path: Path, job: dict[str, An
         cluster.start_coordinator()
         cluster.start_worker("w", engine="torch", options=("--slots", "8"))
         for name, section in sections(tmp_path / "r.py", tmp_path / "rows.jsonl").items():
-            job_id = cluster.submit({**job, "name": name, "environment": section})
-            ended = cluster.until_ended(job_id, within_s=180, restart=False)
-            assert (ended["state"], ended["committed_steps"]) == ("completed", 3), ended["reason"]
-            assert cluster.audit(job_id)["ok"]
+            job_id, _ = trained(cluster, {**job, "name": name, "environment": section}, within_s=180)
             assert {f"reward/logged/{metric}" for metric in METRICS[name]} <= metrics(cluster, job_id)
-            rollouts = cluster.rows("SELECT state, count(*) FROM rollouts WHERE job_id = ? GROUP BY state", job_id)
-            print(f"\n{name}: {dict(rollouts)}")
-            assert dict(rollouts)["scored"] >= 3 * 2 * 4
+            states = outcomes(cluster, job_id)
+            print(f"\n{name}: {dict(states)}")
+            assert states["scored"] >= 3 * 2 * 4
 
 
 @pytest.mark.long
@@ -196,25 +220,14 @@ def test_a_job_goes_on_with_ungradable_completions_counted(tmp_path: Path, job: 
     with Cluster(tmp_path) as cluster:
         cluster.start_coordinator()
         cluster.start_worker("w")
-        job_id = cluster.submit(job)
-        ended = cluster.until_ended(job_id, within_s=120, restart=False)
-        assert ended["state"] == "completed", ended["reason"]
-        assert cluster.audit(job_id)["ok"]
-        states = Counter(state for (state,) in cluster.rows("SELECT state FROM rollouts WHERE job_id = ?", job_id))
-        rewards = [reward for (reward,) in cluster.rows("SELECT reward FROM rollouts WHERE reward IS NOT NULL")]
-        print(f"\nrollouts by outcome: {dict(states)}")
-        assert states["grader_failed"] + states["grader_timeout"] > 0
-        assert max(rewards) <= 1.0
-        assert not Path("/tmp/echo2-environment-stolen").exists()
+        job_id, _ = trained(cluster, job, within_s=120)
+        was_contained(cluster, job_id)
 
 
-def played(cluster: Cluster, job_id: str) -> tuple[dict[str, int], dict[int, int]]:
-    """Rollouts by outcome, and by the number of their turns."""
-    states = Counter(state for (state,) in cluster.rows("SELECT state FROM rollouts WHERE job_id = ?", job_id))
-    turns = Counter(
-        turn + 1 for (turn,) in cluster.rows("SELECT turn FROM rollouts WHERE job_id = ? AND reward IS NOT NULL", job_id)
-    )
-    return dict(states), dict(turns)
+def turns_of_scored(cluster: Cluster, job_id: str) -> Counter[int]:
+    """Scored rollouts by the number of their turns."""
+    rows = cluster.rows("SELECT turn FROM rollouts WHERE job_id = ? AND reward IS NOT NULL", job_id)
+    return Counter(turn + 1 for (turn,) in rows)
 
 
 @pytest.mark.long
@@ -235,16 +248,18 @@ def test_rollouts_of_several_turns_train_a_model(tmp_path: Path, job: dict[str, 
         cluster.start_worker("w", engine="torch", options=("--slots", "8"))
         for name, section in sections.items():
             made = {**job, "model": str(model), "name": name, "environment": section, "sampling": {"max_new_tokens": 120}}
-            job_id = cluster.submit(made)
-            ended = cluster.until_ended(job_id, within_s=300, restart=False)
-            assert (ended["state"], ended["committed_steps"]) == ("completed", 3), ended["reason"]
-            report = cluster.audit(job_id)
-            assert report["ok"], report["findings"]
-            states, turns = played(cluster, job_id)
-            print(f"\n{name}: rollouts {states}, scored ones by turns {turns}, turns that went on {report['counts']['turns']}")
+            made["checkpoints"] = {"every_steps": 3, "eval_every_steps": 3, "eval_prompts": 5}
+            job_id, report = trained(cluster, made, within_s=300)
+            states, turns = outcomes(cluster, job_id), turns_of_scored(cluster, job_id)
+            print(
+                f"\n{name}: rollouts {dict(states)}, scored ones by turns {dict(turns)}, turns that went on {report['counts']['turns']}"
+            )
             assert states["scored"] >= 3 * 2 * 4
             assert max(turns) >= 2
             assert {"reward/logged/turns", "reward/logged/guess/turns"} & metrics(cluster, job_id)
+        held_out = dict(cluster.rows("SELECT step, value FROM metrics WHERE job_id = ? AND name = 'eval/all/count'", job_id))
+        assert held_out == {0: 5.0, 3: 5.0}  # of guess_number, before and after; the package has no held-out split
+        assert {"eval/all/mean", "eval/all/mean_turns"} <= metrics(cluster, job_id)
 
 
 @pytest.mark.long
@@ -263,13 +278,6 @@ def test_a_job_goes_on_when_rollouts_of_several_turns_misbehave(tmp_path: Path, 
     with Cluster(tmp_path) as cluster:
         cluster.start_coordinator()
         cluster.start_worker("w")
-        job_id = cluster.submit(job)
-        ended = cluster.until_ended(job_id, within_s=300, restart=False)
-        assert ended["state"] == "completed", ended["reason"]
-        assert cluster.audit(job_id)["ok"]
-        states, turns = played(cluster, job_id)
-        print(f"\nrollouts {states}, scored ones by turns {turns}")
-        assert states.get("grader_failed", 0) + states.get("grader_timeout", 0) > 0
-        assert set(turns) == {3}
-        assert max(reward for (reward,) in cluster.rows("SELECT reward FROM rollouts WHERE reward IS NOT NULL")) <= 1.0
-        assert not Path("/tmp/echo2-environment-stolen").exists()
+        job_id, _ = trained(cluster, job, within_s=300)
+        was_contained(cluster, job_id)
+        assert set(turns_of_scored(cluster, job_id)) == {3}

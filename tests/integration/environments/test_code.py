@@ -60,13 +60,26 @@ CONTAINED = {
     "import os, json\nd = json.dumps({'id': '0', 'printed': '3', 'ending': ''}).encode()\n"
     "for n in range(3, 40):\n    try: os.write(n, len(d).to_bytes(4, 'little') + d)\n    except OSError: pass": "ended",
 }
+CONTAINED |= {
+    "import os\nos.kill(os.getpid(), 19)": "not finished in time",
+    "import os, time\nfor n in range(3, 64):\n    try: os.write(n, b'\\xff\\xff\\xff\\x7f')\n    except OSError: pass\ntime.sleep(60)": "above the limit",
+    "import os\nfor _ in range(2 << 20): os.write(1, b'x')": "printed more than",
+    "import sys\nsys.setrecursionlimit(10**9)\ndeep = []\nfor _ in range(10**6): deep = [deep]\nrepr(deep)": "SIGSEGV",
+    "raise ValueError('half \\ud800')": "ValueError",
+    "class Odd(BaseException):\n    def __str__(self): raise SystemExit(0)\nraise Odd": "Odd",
+    "class Odd:\n    def __str__(self): raise ValueError('no')\nraise SystemExit(Odd())": "the program's process ended",
+    "import fcntl, os\nfcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, os.getppid())": "Operation not permitted",
+    "open('/dev/shm/echo2-program-stolen', 'w')": "Permission denied",
+    "import os\nprint(open(f'/proc/{os.getppid()}/environ').read())": "Permission denied",
+    "import os\nprint(os.listdir('/tmp'))": "Permission denied",
+}
 QUICK = ("while True: pass", "import os\nos.fork()", "import os\nos._exit(0)", "1 +")
 
 
 @pytest.mark.parametrize("programs", [QUICK, pytest.param(tuple(CONTAINED), marks=pytest.mark.long)], ids=["some", "all"])
 async def test_what_a_program_does_to_its_process_only_fails_its_test(programs: tuple[str, ...]) -> None:
     for program in programs:
-        passed, words = await ran(program, limit_s=1.0 if "while" in program else 10.0)
+        passed, words = await ran(program, limit_s=1.0 if CONTAINED[program] == "not finished in time" else 10.0)
         assert passed == 0
         assert CONTAINED[program] in words, program
     assert not Path("/tmp/echo2-program-stolen").exists()
@@ -94,7 +107,7 @@ async def test_completions_are_scored_by_all_their_tests(plane: JailedDataPlane,
 
 async def test_a_bad_answer_of_the_child_is_no_score(plane: JailedDataPlane) -> None:
     for answer in ({"programs": ["a"]}, {"programs": ["a"], "texts": ["a"], "tests": []}, {"programs": 3, "texts": 4, "tests": 5}):
-        (one,) = await plane._settled(answer, 1)
+        (one,) = (await plane._settled(answer, [1])).graded
         assert (one.outcome, one.reward) == ("failed", None)
 
 

@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 
 from coordinator.environments.jail import JailLimits
-from coordinator.environments.plane import JailedDataPlane
+from coordinator.environments.plane import TEXT_CHARS, TEXT_CHARS_PER_TOKEN, JailedDataPlane
 from coordinator.service.ports import Graded
 
 # A reward function that does what the completion says: the tests send the name of an action.
@@ -127,6 +127,74 @@ def write_forged():
         try: os.write(number, FRAME)
         except OSError: pass
 
+def stop_itself(): os.kill(os.getpid(), 19)
+
+def close_link():
+    for number in range(3, 64):
+        try: os.close(number)
+        except OSError: pass
+    time.sleep(60)
+
+def oversized():
+    for number in range(3, 64):
+        try: os.write(number, b"\\xff\\xff\\xff\\x7f")
+        except OSError: pass
+    time.sleep(60)
+
+def nest():
+    sys.setrecursionlimit(10**9)
+    deep = []
+    for _ in range(10**6): deep = [deep]
+    repr(deep)
+
+def tiny_writes():
+    for _ in range(10**6): os.write(1, b"x")
+
+def refused(*tries):
+    count = 0
+    for one in tries:
+        try: one()
+        except PermissionError: count += 1
+    raise RuntimeError("all refused" if count == len(tries) else f"{count} of {len(tries)} refused")
+
+def prctl(option):
+    import ctypes
+    if ctypes.CDLL(None, use_errno=True).prctl(option, 0, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+
+def signal_by_files():
+    import fcntl, socket, struct
+    readable, ours = os.pipe()[0], socket.socketpair()[0]
+    refused(
+        lambda: fcntl.fcntl(readable, fcntl.F_SETOWN, os.getppid()),
+        lambda: fcntl.fcntl(readable, 10, 9),
+        lambda: fcntl.fcntl(readable, 15, struct.pack("ii", 1, os.getppid())),
+        lambda: fcntl.ioctl(ours, 0x8901, struct.pack("i", os.getppid())),
+        lambda: fcntl.ioctl(ours, 0x8902, struct.pack("i", os.getppid())),
+    )
+
+def outlive(): prctl(1)
+
+def fill_memory_files():
+    places = [place for place in ("/dev/shm", "/tmp", "/var/tmp") if os.path.isdir(place)]
+    refused(*(lambda place=place: open(place + "/echo2-stolen", "w") for place in places))
+
+def serving():
+    frame = sys._getframe()
+    while not {"link", "request"} <= frame.f_locals.keys(): frame = frame.f_back
+    return frame.f_locals
+
+def forge(text):
+    here = serving()
+    here["link"].send({"id": here["request"]["id"], "graded": [["scored", 1.0, text, ""]], "metrics": {}})
+    time.sleep(60)
+
+def forge_long(): forge("x" * (24 << 20))
+
+def forge_longish(): forge("x" * 500_000)
+
+def surrogates(): raise ValueError("half \\ud800 and \\x00")
+
 def look_around():
     heavy = [name for name in ("torch", "sqlalchemy", "aiohttp", "pydantic", "transformers") if name in sys.modules]
     raise RuntimeError(f"heavy={heavy} secret={'ECHO2_SECRET' in os.environ} names={sorted(os.environ)} cwd={os.listdir('.')} "
@@ -158,9 +226,12 @@ Act = Callable[[str], Awaitable[Graded]]
 
 # The layer of the jail that refuses an action, where a weaker host may lack it.
 NEEDS = {
-    "landlock": ["write_outside", "read_outside", "list_outside"],
+    "landlock": ["write_outside", "read_outside", "list_outside", "fill_memory_files"],
     "scratch_bounded": ["write_many"],
-    "seccomp": ["fork", "spawn", "inet", "inet6", "unix", "unix_pair", "kill_parent", "kill_all", "trace"],
+    "seccomp": [
+        *("fork", "spawn", "inet", "inet6", "unix", "unix_pair", "kill_parent", "kill_all", "trace"),
+        *("signal_by_files", "outlive"),
+    ],
 }
 
 
@@ -202,7 +273,7 @@ def act(plane: JailedDataPlane, made: ModuleType) -> Act:
 
 
 @pytest.mark.parametrize("limit_s", [2.0])
-@pytest.mark.parametrize("action", ["hang", "spin", "stubborn"])
+@pytest.mark.parametrize("action", ["hang", "spin", "stubborn", "stop_itself"])
 async def test_what_never_ends_is_killed_and_timed_out(act: Act, action: str) -> None:
     """Within its limit (and the time a new child needs), even when it ignores every signal."""
     began = time.monotonic()
@@ -237,6 +308,12 @@ async def test_what_never_ends_is_killed_and_timed_out(act: Act, action: str) ->
         ("mount", "PermissionError"),
         ("become_root", "Error"),
         ("write_forged", "id"),
+        ("oversized", "declares 2147483647 bytes, above the limit"),
+        ("forge_long", "above the limit"),
+        ("nest", "SIGSEGV"),
+        ("signal_by_files", "all refused"),
+        ("outlive", "PermissionError"),
+        ("fill_memory_files", "all refused"),
     ],
 )
 async def test_what_breaks_out_or_breaks_down_fails_in_words(act: Act, plane: JailedDataPlane, action: str, words: str) -> None:
@@ -247,6 +324,16 @@ async def test_what_breaks_out_or_breaks_down_fails_in_words(act: Act, plane: Ja
     graded = await act(action)
     assert (graded.outcome, graded.reward) == ("failed", None), graded.detail
     assert words in graded.detail
+    assert (await act("ok")).outcome == "scored"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("limit_s", [2.0])
+async def test_a_child_that_closes_its_own_line_is_no_score(act: Act) -> None:
+    """Whether the parent sees it at once or only by the limit is the kernel's business: another thread waits at that socket."""
+    graded = await act("close_link")
+    assert graded.outcome in ("failed", "timeout")
+    assert graded.reward is None
     assert (await act("ok")).outcome == "scored"
 
 
@@ -263,6 +350,25 @@ async def test_printed_results_are_not_results(act: Act) -> None:
     """The link is not a standard stream."""
     assert (await act("print_forged")).reward == 1.0
     assert (await act("ok")).reward != 999.0
+
+
+async def test_a_flood_of_tiny_writes_goes_nowhere(act: Act) -> None:
+    assert (await act("tiny_writes")).reward == 1.0
+
+
+async def test_words_that_no_database_holds_are_made_storable(act: Act) -> None:
+    """Half a surrogate pair and NUL are replaced, not passed on."""
+    graded = await act("surrogates")
+    assert graded.outcome == "failed"
+    assert "half ? and \ufffd" in graded.detail
+
+
+async def test_a_forged_text_is_cut_to_what_so_many_tokens_could_say(plane: JailedDataPlane, made: ModuleType) -> None:
+    """It would be stored with the rollout, for good."""
+    ids = made.ids_of("forge_longish")
+    (graded,) = await plane.grade("train", 0, [ids])
+    assert graded.outcome == "scored"
+    assert len(graded.text) <= TEXT_CHARS + TEXT_CHARS_PER_TOKEN * len(ids)
 
 
 async def test_a_child_holds_nothing_of_the_coordinator(act: Act) -> None:

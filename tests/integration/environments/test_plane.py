@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from coordinator.environments import pool as pool_module
-from coordinator.environments.plane import EnvironmentBroken, PoolFull
+from coordinator.environments.plane import EnvironmentBroken, PoolFull, _read, _Settled
 from coordinator.environments.pool import PoolSettings
 from coordinator.service.ports import DataPlane, Graded
 
@@ -230,9 +230,9 @@ def broken(completions, log_metric, **_):
         assert len(plane.reward_metrics()) == 256
     finally:
         await plane.close()
-    (huge,) = plane._read({"graded": [["scored", 1.0, "", ""]], "metrics": {"m0": 10**400}}, 1)  # what no float holds
+    (huge,) = _read({"graded": [["scored", 1.0, "", ""]], "metrics": {"m0": 10**400}}, [1]).graded  # what no float holds
     assert (huge.outcome, huge.reward) == ("failed", None)
-    plane._keep_metrics({"m0": float("nan"), "m1": 7.0})
+    plane._told("train", _Settled([], {"m0": float("nan"), "m1": 7.0}))
     assert (plane.reward_metrics()["m0"], plane.reward_metrics()["m1"]) == (1.0, 7.0)
 
 
@@ -261,6 +261,18 @@ frame.f_locals["link"].send = Forger(frame.f_locals["link"])
         ),
         ("info", {"info": {"train_prompts": 1, "eval_prompts": 0, "vocab_size": 50, "stop_token_ids": [99]}}, "bad description"),
         ("info", {"info": {}}, "bad description"),
+        (
+            "info",
+            {"info": {"train_prompts": 10**10, "eval_prompts": 0, "vocab_size": 50, "stop_token_ids": [2]}},
+            "at most 2000000 prompts",
+        ),
+        (
+            "info",
+            {"info": {"train_prompts": 1, "eval_prompts": 0, "vocab_size": 10**9, "stop_token_ids": list(range(257))}},
+            "at most 256 below it",
+        ),
+        ("jail", {"jail": 3}, "a bad answer to its start"),
+        ("jail", {"jail": {}, "broken": 3}, "a bad answer to its start"),
         ("prompts", {"prompts": [[0, [99999], "x"]]}, "outside the vocabulary"),
         ("prompts", {"prompts": [[0, ["5"], "x"]]}, "outside the vocabulary"),
         ("prompts", {"prompts": [[1, [5], "x"]]}, "others than were asked for"),
@@ -280,6 +292,13 @@ async def test_what_author_code_forges_is_refused_in_words(
             await _first_prompt(plane)
     finally:
         await plane.close()
+
+
+async def test_an_environment_that_cannot_start_says_so_in_words_that_can_be_stored(tmp_path: Path, made: ModuleType) -> None:
+    """They become the job's reason."""
+    plane = made.reward_plane(tmp_path, r"raise ValueError('half \ud800 and \x00')")
+    with pytest.raises(EnvironmentBroken, match=r"half [?] and �"):
+        await plane.start()
 
 
 async def _first_prompt(plane: DataPlane) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -97,7 +98,7 @@ def test_none_is_unscored_and_other_numbers_are_floats(score: Score) -> None:
     assert kinds(score(lambda completions: np.array([0.25, 1.0], np.float32))) == [("scored", 0.25), ("scored", 1.0)]
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), "1", [1.0], {}])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "1", [1.0], {}, 10**400, Decimal("sNaN"), 1j])
 def test_what_is_no_finite_number_fails_alone(score: Score, value: object) -> None:
     """Its neighbour keeps its score."""
     first, second = score(lambda completions: [value, 1.0]).outcomes
@@ -156,6 +157,20 @@ def test_logged_values_are_kept(score: Score) -> None:
     scores = score(reward)
     assert [one.detail for one in scores.outcomes] == ["found=four", "found=4"]
     assert scores.metrics == {"accuracy": 0.5}
+
+
+def test_extra_words_that_cannot_be_said_are_a_failure_in_words(score: Score) -> None:
+    class Odd:
+        def __str__(self) -> str:
+            raise SystemExit("odd")
+
+    def reward(completions: list[str], log_extra: Any) -> list[float]:
+        log_extra("odd", [Odd(), Odd()])
+        return [1.0, 1.0]
+
+    for outcome in score(reward).outcomes:
+        assert (outcome.kind, outcome.reward) == ("failed", None)
+        assert "SystemExit: odd" in outcome.detail
 
 
 def test_log_extra_needs_one_value_per_completion(score: Score) -> None:

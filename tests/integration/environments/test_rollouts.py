@@ -57,6 +57,21 @@ def forge():
         try: os.write(number, len(answer).to_bytes(4, "little") + answer)
         except OSError: pass
 
+def stop_itself(): os.kill(os.getpid(), 19)
+
+def oversized():
+    for number in range(3, 64):
+        try: os.write(number, b"\\xff\\xff\\xff\\x7f")
+        except OSError: pass
+    time.sleep(60)
+
+def signal_parent():
+    import fcntl
+    readable, _ = os.pipe()
+    fcntl.fcntl(readable, fcntl.F_SETOWN, os.getppid())
+
+def surrogates(): raise ValueError("half \\ud800 and \\x00")
+
 def place_outside_the_vocabulary():
     import coordinator.environments.replay as replay
     replay.Replay._reply = lambda self, number, given, tools: replay.Asked((10**9,))
@@ -134,7 +149,13 @@ async def test_a_rollout_is_played_to_its_score(plane: JailedDataPlane, made: Mo
     assert graded(await play(plane, made, "text")) == ("failed", None)
 
 
-QUICK: Sequence[tuple[str, str]] = (("fork", "failed"), ("allocate", "failed"), ("die", "failed"), ("forge", "failed"))
+QUICK: Sequence[tuple[str, str]] = (
+    ("fork", "failed"),
+    ("allocate", "failed"),
+    ("die", "failed"),
+    ("forge", "failed"),
+    ("surrogates", "failed"),
+)
 HOSTILE: Sequence[tuple[str, str]] = (
     *QUICK,
     ("spin", "timeout"),
@@ -143,6 +164,9 @@ HOSTILE: Sequence[tuple[str, str]] = (
     ("read_outside", "failed"),
     ("connect", "failed"),
     ("leave", "failed"),
+    ("stop_itself", "timeout"),
+    ("oversized", "failed"),
+    ("signal_parent", "failed"),
 )
 
 
@@ -152,7 +176,9 @@ async def test_a_hostile_rollout_is_contained_and_the_plane_goes_on(
 ) -> None:
     """Loops, forks, memory, files, sockets, exits and forged results: each an outcome of its own, never a score."""
     for action, outcome in actions:
-        assert graded(await play(plane, made, action)) == (outcome, None), action
+        said = await play(plane, made, action)
+        assert graded(said) == (outcome, None), action
+        said.detail.encode()  # type: ignore[union-attr]  # a database can hold it
         assert graded(await play(plane, made, "end")) == ("scored", 1.0), f"after {action}"
 
 
@@ -170,7 +196,7 @@ async def test_guess_number_is_won_by_halving(tmp_path: Path, made: ModuleType) 
     """Seven guesses find any number up to 99."""
     plane = made.make_plane(made.write_model(tmp_path / "m"), environment={"type": "guess_number", "max_turns": 7})
     info = await plane.start()
-    assert (info.train_prompts, info.eval_prompts) == (None, 0)
+    assert (info.train_prompts, info.eval_prompts) == (None, 99)
     (prompt,) = await plane.prompts("train", [5])
     low, high, turns = 1, 99, list[PlayedTurn]()
     while True:
@@ -183,6 +209,11 @@ async def test_guess_number_is_won_by_halving(tmp_path: Path, made: ModuleType) 
         words = "".join(made.CHARACTERS[token - 4] for token in said.token_ids if token >= 4)
         low, high = (guess + 1, high) if "higher" in words else (low, guess - 1)
     assert graded(said) == ("scored", 1 / len(turns))
+    assert plane.reward_metrics() == {"guess/turns": float(len(turns)), "guess/found": 1.0}
+    (prompt,) = await plane.prompts("eval", [41])
+    said = await plane.play("eval", 41, prompt.token_ids, [PlayedTurn(tuple(made.ids_of("42")), "stop")])
+    assert graded(said) == ("scored", 1.0)
+    assert plane.reward_metrics()["guess/turns"] == len(turns), "held-out figures are none of training's"
     await plane.close()
 
 
@@ -215,7 +246,7 @@ async def test_single_and_several_turns_mix(tmp_path: Path, made: ModuleType) ->
     }
     plane = made.make_plane(made.write_model(tmp_path / "m"), environment=environment)
     info = await plane.start()
-    assert (info.train_prompts, info.eval_prompts) == (None, 1024)
+    assert (info.train_prompts, info.eval_prompts) == (None, 99 + 1024)
     prompts = await plane.prompts("train", range(6))
     sorts = [prompt for prompt in prompts if "Guess" not in prompt.text]
     assert 0 < len(sorts) < 6

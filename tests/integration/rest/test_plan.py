@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.domain.model import EdgeRow, Group, GroupState, Holding, Rollout
+from coordinator.domain.model import EdgeRow, Group, GroupState, Holding, Rollout, Turn
 from coordinator.domain.plan import plan
 from coordinator.service import planning
 from coordinator.service.plan_view import plan_view, question_of
@@ -92,6 +92,28 @@ async def test_measured_figures(bench, job_body, seeded):
     # an author is not told about the jobs of others
     blind = await bench.ask("POST", PLAN, json=body, role="author", status=200)
     assert {one["source"] for one in blind["assumptions"]} == {"assumed"}
+
+
+async def test_measured_turns(bench, job_body, seeded):
+    """14 rollouts of one turn and 14 of two, after whose first the environment placed one token; four more of one turn are seeded."""
+    job, *rows = seeded("someone")
+    section = {"type": "guess_number", "max_turns": 4}
+    job = replace(job, config=JobConfig.model_validate(job_body(model="tiny", environment=section)))
+    state = next(row for row in rows if isinstance(row, Rollout)).state
+    rollouts = [
+        Rollout(f"n-{n}", slot, "j-1", 10 + n, state, length=10 + 2 * slot, accepted_at=bench.clock.now() - 5,
+                graded_at=bench.clock.now() - 4, generate_s=0.5, turn=slot, preceding=3 * slot)
+        for n in range(14) for slot in (0, 1)
+    ]  # fmt: skip
+    turns = [Turn(f"n-{n}", 1, 0, "j-1", "l", "w", "b", 0, 2, "stop", 0.1, bench.clock.now() - 9, (7, 7, 9)) for n in range(14)]
+    await bench.put(job, *rows, *rollouts, *turns)
+    body = {"job": job_body(model="tiny", environment=section), "market": MARKET}
+    facts = {one["name"]: one for one in (await bench.ask("POST", PLAN, json=body, status=200))["assumptions"]}
+    assert (facts["turns"]["value"], facts["turns"]["source"]) == ((14 + 2 * 14 + 4) / 32, "measured")
+    assert facts["placed_share"]["value"] == pytest.approx(14 / (14 * 10 + 14 * (12 + 3) + 4 * 5))
+    body["job"] = job_body(model="tiny", environment={**section, "max_turns": 8})
+    other = {one["name"]: one for one in (await bench.ask("POST", PLAN, json=body, status=200))["assumptions"]}
+    assert (other["turns"]["value"], other["turns"]["source"]) == (4.5, "assumed")
 
 
 async def test_a_job_that_never_trained_measured_nothing(bench, job_body, seeded):

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from coordinator.domain.audit_turns import turn_findings
+from coordinator.domain.audit_turns import CountedTurn, counted, turn_findings
 from coordinator.domain.model import RolloutState, Turn
 
 
-def story(make_rollout: Any, make_lease: Any) -> tuple[Any, dict[str, Any], list[Turn]]:
+def story(make_rollout: Any, make_lease: Any) -> tuple[Any, dict[str, Any], list[CountedTurn]]:
     """A slot at its third turn, and the two before it."""
     rollout = make_rollout(group_id="g", slot=0, state=RolloutState.OPEN, turn=2, preceding=5, oldest_version=1)
     leases = {f"l{n}": make_lease(id=f"l{n}", group_id="g", slots=(0,), worker_id=f"w{n}") for n in range(2)}
     common = {"group_id": "g", "slot": 0, "job_id": rollout.job_id, "blob": "b", "blob_start": 0, "length": 1}
     rest = {"stop_reason": "stop", "generate_s": 0.1, "accepted_at": 1.0}
     turns = [
-        Turn(turn=n, lease_id=f"l{n}", worker_id=f"w{n}", token_ids=tokens, **common, **rest)  # type: ignore[arg-type]
+        counted(Turn(turn=n, lease_id=f"l{n}", worker_id=f"w{n}", token_ids=tokens, **common, **rest))  # type: ignore[arg-type]
         for n, tokens in enumerate([(1, 2, 3), (1, 2)])
     ]
     return rollout, leases, turns

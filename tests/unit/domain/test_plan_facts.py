@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator.domain.plan_facts import KNOWN, Fact, PlanRefused, Source, settled_facts
+from coordinator.wire.environment import EnvironmentConfig
 from tests.unit.domain.plans import job
 
 
@@ -30,6 +31,22 @@ def test_defaults_by_hand() -> None:
     assert facts["apply_s"] == pytest.approx(3.2)
     assert facts["completion_bytes_up"] == 800
     assert facts.generation_s == pytest.approx(100 / 40)
+
+
+def test_several_turns_by_hand() -> None:
+    """Three turns of five, half of 100 tokens sampled: the prompt of 256 goes out three times, and half of the record on average with two of them."""
+    played = job().model_copy(update={"environment": EnvironmentConfig(type="guess_number", max_turns=5)})
+    facts = settled_facts(played, given={"grade_s": 0.5}, measured={})
+    assert (facts["turns"], facts["placed_share"]) == (3.0, 0.5)
+    assert facts["completion_bytes_up"] == 8 * 50
+    assert facts["completion_bytes_down"] == 4 * (3 * 256 + 100)
+    assert facts.generation_s == pytest.approx(50 / 40)
+    assert facts.looks_s == 1.5
+    assert facts["train_s"] == settled_facts(job(), given={}, measured={})["train_s"], "the learner reads all tokens"
+    alone = settled_facts(job(), given={"grade_s": 0.5}, measured={})
+    assert (alone["turns"], alone["placed_share"], alone.looks_s) == (1.0, 0.0, 0.5)
+    with pytest.raises(PlanRefused, match=r"turns is 6, above environment.max_turns 5"):
+        settled_facts(played, given={"turns": 6.0}, measured={})
 
 
 def test_a_delta_grows_with_steps_and_is_no_larger_than_a_keyframe() -> None:

@@ -53,6 +53,7 @@ def test_tests_come_in_either_form(tests: Any) -> None:
         {"inputs": ["1"], "outputs": []},
         [{"output": "1"}] * (TESTS_LIMIT + 1),
         [{"output": "x" * ((1 << 20) + 1)}],
+        [{"output": "x" * (1 << 20)}] * 5,
     ],
 )
 def test_other_tests_are_refused_by_their_row(tests: Any) -> None:

@@ -88,6 +88,15 @@ def test_arguments_decide_where_a_call_is_needed(name: str) -> None:
     assert answer(name, "sendto", 3, 1, 1, 0, 0) == ALLOW
     assert answer(name, "sendto", 3, 1, 1, 0, 0xDEAD) == REFUSE
     assert answer(name, "sendto", 3, 1, 1, 0, 1 << 32) == REFUSE
+    for call, argument, refused, allowed in (
+        ("fcntl", 1, (8, 10, 15), (1, 2, 3, 4, 9, 1030)),  # F_SETOWN, F_SETSIG, F_SETOWN_EX; F_GETFD to F_DUPFD_CLOEXEC
+        ("ioctl", 1, (0x8901, 0x8902), (0x5401, 0x541B, 0x8903)),  # FIOSETOWN, SIOCSPGRP; TCGETS, FIONREAD, FIOGETOWN
+        ("prctl", 0, (1,), (2, 15, 38)),  # PR_SET_PDEATHSIG; its reading, names, no_new_privs
+    ):
+        before = (0,) * argument
+        assert {answer(name, call, *before, value) for value in refused} == {REFUSE}
+        assert {answer(name, call, *before, value | 1 << 32) for value in refused} == {REFUSE}, "the kernel reads 32 bits"
+        assert {answer(name, call, *before, value) for value in allowed} == {ALLOW}
 
 
 @pytest.mark.parametrize("name", NAMES)
