@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import signal
 import socket
@@ -15,7 +16,7 @@ import struct
 import sys
 import tempfile
 from asyncio.subprocess import Process
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,11 @@ from pydantic import ValidationError
 
 from coordinator.adapters.child import child_environment
 from coordinator.service.job_ports import LearnerHostFault, LearnerLost, LearnerRefused
-from coordinator.wire.learner_link import ANSWERS, Answer, Failed, Request
+from coordinator.wire.learner_link import ANSWERS, Answer, Failed, Request, Stop
 
 LINE_LIMIT_BYTES = 64 << 20
+LAST_WORDS_BYTES = 4096
+TUNING = ("NCCL_", "TORCH_NCCL_", "PYTORCH_")  # how ranks and cards are used on this host, such as NCCL_P2P_DISABLE
 CONNECT_S = 120.0
 END_S = 10.0
 
@@ -41,6 +44,7 @@ class LearnerProcess:
         self._writer = writer
         self._fence = fence
         self._log_path = log_path
+        self._is_at_work = False  # on a request that it has not answered
 
     @property
     def pid(self) -> int:
@@ -49,6 +53,7 @@ class LearnerProcess:
 
     async def ask(self, request: Request, *, deadline_s: float) -> Answer:
         """Send a request, read its answer."""
+        self._is_at_work = True
         try:
             async with asyncio.timeout(deadline_s):
                 self._writer.write(request.model_dump_json().encode() + b"\n")
@@ -62,6 +67,7 @@ class LearnerProcess:
             raise LearnerLost(f"the link broke during {request.kind!r}: {error}") from error
         if not line.endswith(b"\n"):
             raise LearnerLost(f"the process ended during {request.kind!r}{await self._epitaph()}")
+        self._is_at_work = False
         return self._checked(line)
 
     def _checked(self, line: bytes) -> Answer:
@@ -72,10 +78,10 @@ class LearnerProcess:
         if answer.fence != self._fence:
             raise LearnerLost(f"an answer carries fence {answer.fence}, this learner has {self._fence}")
         if isinstance(answer, Failed):
-            if answer.fatal and answer.code != "internal":  # an internal fault may be gone after a restart
-                raise LearnerRefused(f"{answer.code}: {answer.message}")
             if answer.code == "disk":  # six restarts would not make room; a pause gives someone the time to
                 raise LearnerHostFault(answer.message)
+            if answer.fatal and answer.code != "internal":  # an internal fault may be gone after a restart
+                raise LearnerRefused(f"{answer.code}: {answer.message}")
             raise LearnerLost(f"{answer.code}: {answer.message}")
         return answer
 
@@ -86,18 +92,30 @@ class LearnerProcess:
                 await self._process.wait()
         code = self._process.returncode
         how = "" if code is None else f" by {signal.Signals(-code).name}" if code < 0 else f" with exit code {code}"
-        lines = self._log_path.read_text(errors="replace").strip().splitlines() if self._log_path.exists() else []
+        lines = _tail(self._log_path).strip().splitlines()
         return f"{how}; its last words: {lines[-1][:300]}" if lines and code != -signal.SIGKILL else how
 
     async def close(self) -> None:
-        """Close the link (the learner ends by itself), kill it if it does not."""
-        self._writer.close()
+        """Stop it where it waits for a request; else close the link, at which it ends whatever it does; kill it if it does not."""
+        try:
+            if not self._is_at_work:
+                await self._stop()
+        finally:
+            self._writer.close()
         try:
             async with asyncio.timeout(END_S):
                 await self._process.wait()
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
+
+    async def _stop(self) -> None:
+        """Let its sinks bring their last figures to safety: a tracker would call the run crashed otherwise."""
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            async with asyncio.timeout(END_S):
+                self._writer.write(Stop(fence=self._fence).model_dump_json().encode() + b"\n")
+                await self._writer.drain()
+                await self._process.wait()
 
 
 class LearnerProcesses:
@@ -152,7 +170,7 @@ class LearnerProcesses:
                 "--socket",
                 str(link),
                 *self._options,
-                env=child_environment(),
+                env=child_environment() | tuning(os.environ),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -175,6 +193,21 @@ class LearnerProcesses:
             writer.close()
             raise LearnerLost("another process connected to the learner's socket")
         return reader, writer
+
+
+def tuning(variables: Mapping[str, str]) -> dict[str, str]:
+    """Those of our own environment that a learner gets beside what every child gets; nothing that could be a secret."""
+    return {name: value for name, value in variables.items() if name.startswith(TUNING)}
+
+
+def _tail(path: Path) -> str:
+    """The end of a log, which may have become long; empty where there is none."""
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - LAST_WORDS_BYTES))
+            return log.read().decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _peer_pid(writer: asyncio.StreamWriter) -> int:

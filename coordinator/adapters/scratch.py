@@ -1,4 +1,4 @@
-"""Scratch directories in the system's temporary folder that a killed coordinator left: jails' and learner links'.
+"""Scratch directories in the system's temporary folder that a killed coordinator left: jails', learner links' and learner ranks'.
 
 Another coordinator of the same user may run on this host, so only what is old, ours, and no process's working directory goes.
 """
@@ -11,8 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
-PREFIXES = ("echo2-jail-", "echo2-link-")
-LEAST_AGE_S = 600.0  # a jail enters its directory, and a learner connects, long before
+PREFIXES = ("echo2-jail-", "echo2-link-", "echo2-ranks-")
+LEAST_AGE_S = 600.0  # a jail and a learner's rank enter their directory, and a learner connects, long before
 
 
 def remove_scratch(parent: Path | None = None, *, now: float | None = None) -> int:
@@ -39,7 +39,7 @@ def _is_old_and_ours(path: Path, now: float) -> bool:
 
 
 def _working_directories() -> set[Path]:
-    """Of every process that we may look at; a jail's is its scratch directory."""
+    """Of every process that we may look at; a jail's and a rank's is its scratch directory."""
     used = set[Path]()
     for link in Path("/proc").glob("[0-9]*/cwd"):
         try:

@@ -65,6 +65,11 @@ def choose(
     )
 
 
+def teaches_nothing(groups: Sequence[Sequence[float | None]]) -> bool:
+    """Whether in no group of a step's batch two scores differ, so that no advantage is left. `groups`: the rewards of each."""
+    return all(is_zero_variance(rewards) for rewards in groups)
+
+
 def _split_by_staleness(ready: Sequence[ReadyGroup], step: int, bound: int) -> tuple[list[ReadyGroup], list[tuple[int, str]]]:
     usable: list[ReadyGroup] = []
     stale: list[tuple[int, str]] = []

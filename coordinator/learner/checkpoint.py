@@ -20,18 +20,25 @@ from blake3 import blake3
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from coordinator.learner import tensor_file
+from coordinator.learner import tensor_file, whole_directory
 from coordinator.learner.errors import CheckpointInvalid
 from coordinator.learner.parts import Part, Walk, like, local
 from coordinator.learner.step import Learner
 from coordinator.wire.job import JobConfig
-from p2p.adapters.durable import REAL_FILES, FileLayer, hash_file, make_directory_durably, replace_directory_durably
+from p2p.adapters.durable import REAL_FILES, FileLayer, hash_file
 
 FORMAT = "echo2-checkpoint-1"
 WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
 BEFORE_RENAME = "learner.checkpoint.before_rename"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 _RNG = "|rng"
+_WAYS_OUT = {
+    "format": "this program does not know it; resume with the one that wrote it",
+    "job": "it is another job's",
+    "settings": "[algorithm], lora, learner.dtype, seed or sampling.temperature are not those of the job that wrote it; "
+    "submit a new job that starts from its published weights",
+    "files": "they changed since they were written; resume from an older checkpoint",
+}
 _NO_STEP = ("micro_batch_tokens", "max_replacements", "no_signal_limit")
 
 
@@ -94,25 +101,20 @@ def _write(  # noqa: PLR0913 (one call, apart so that the walk ends whatever hap
     reached: Callable[[str], None],
     files: FileLayer,
 ) -> None:
-    temporary = directory.with_name(f".{directory.name}.partial")
-    make_directory_durably(directory.parent, files=files)
-    files.remove_tree(temporary)
-    files.make_dir(temporary)
-    digests = {
-        name: tensor_file.write(temporary / name, tensors, walk, files=files, convert=tensor_file.as_is)
-        for name, tensors in parts.items()
-    }
-    state = {
-        "format": FORMAT,
-        "job": job_id,
-        "step": learner.step,
-        "ledger_step": ledger_step,
-        "settings": settings_digest(learner.config),
-        "files": digests,
-    }
-    files.write_file(temporary / STATE, json.dumps(state, indent=1, sort_keys=True).encode())
-    reached(BEFORE_RENAME)
-    replace_directory_durably(temporary, directory, files=files)
+    with whole_directory.filled(directory, before_rename=lambda: reached(BEFORE_RENAME), files=files) as temporary:
+        digests = {
+            name: tensor_file.write(temporary / name, tensors, walk, files=files, convert=tensor_file.as_is)
+            for name, tensors in parts.items()
+        }
+        state = {
+            "format": FORMAT,
+            "job": job_id,
+            "step": learner.step,
+            "ledger_step": ledger_step,
+            "settings": settings_digest(learner.config),
+            "files": digests,
+        }
+        files.write_file(temporary / STATE, json.dumps(state, indent=1, sort_keys=True).encode())
 
 
 def restore(learner: Learner, directory: Path, *, job_id: str) -> None:
@@ -141,7 +143,7 @@ def _read_state(directory: Path, config: JobConfig, job_id: str, *, is_hashed: b
     expected = {"format": FORMAT, "job": job_id, "settings": settings_digest(config), "files": found or state.get("files")}
     for key, value in expected.items():
         if state.get(key) != value:
-            raise CheckpointInvalid(f"checkpoint {directory}: {key} is {state.get(key)!r}, expected {value!r}")
+            raise CheckpointInvalid(f"checkpoint {directory}: {key} is {state.get(key)!r}, expected {value!r}: {_WAYS_OUT[key]}")
     step, ledger_step = state.get("step"), state.get("ledger_step")
     if not isinstance(step, int) or ledger_step != step:
         raise CheckpointInvalid(f"checkpoint {directory}: ledger_step {ledger_step} differs from the learner's step {step}")

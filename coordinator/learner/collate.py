@@ -24,6 +24,7 @@ from coordinator.learner.batch_file import Batch
 from coordinator.wire.job import JobConfig
 
 PAD_ID = 0  # padding is masked out, so any id in the vocabulary does
+MOST_SPREAD = 2  # cells of the rectangle that attention spreads packed rollouts over, for each token of the budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +89,17 @@ def split(batch: Batch, token_budget: int) -> list[list[int]]:
 
 
 def split_packed(batch: Batch, token_budget: int) -> list[list[int]]:
-    """Which rollouts are packed together: similar lengths, at most `token_budget` tokens, at least one rollout each."""
+    """Which rollouts are packed together: similar lengths, at most `token_budget` tokens, at least one rollout each.
+
+    A long rollout among many short ones would make attention's rectangle far larger than the tokens, so that is bounded as well.
+    """
     lengths = (batch.prompt_lengths + batch.lengths).tolist()
     parts: list[list[int]] = []
-    room = 0
+    room = most = 0
     for row in sorted(range(batch.rollouts), key=lambda row: (-lengths[row], row)):
-        if not parts or lengths[row] > room:
+        if not parts or lengths[row] > room or len(parts[-1]) == most:
             parts.append([])
-            room = token_budget
+            room, most = token_budget, max(1, MOST_SPREAD * token_budget // lengths[row])
         parts[-1].append(row)
         room -= lengths[row]
     return parts

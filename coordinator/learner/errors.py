@@ -6,7 +6,7 @@ LearnerError
 ├── ModelRefused        the model directory cannot be trained here: a start with it ends the process
 ├── CheckpointInvalid   the checkpoint is not whole, or belongs to another job: a start with it ends the process
 ├── RanksRefused        the job asks for more ranks than the host has GPUs: a start with it ends the process
-├── RankFailed          another rank could not do its part: nothing changed
+├── RankFailed          another rank could not do its part: nothing changed, and a learner started anew may do better
 └── SinkMissing         the job names a sink for its figures whose package is not installed: a start with it ends the process
 """
 
@@ -58,7 +58,8 @@ class RanksRefused(LearnerError):
 class RankFailed(LearnerError):
     """A file that this rank could read, another could not. The learner must be started anew."""
 
-    code = "internal"
+    code = "rank_failed"
+    fatal = False
 
 
 class SinkMissing(LearnerError):

@@ -1,7 +1,8 @@
 """Write the current weights as a Hugging Face directory in bf16: what is published, and what people download.
 
 `AutoModelForCausalLM.from_pretrained` loads it. Configuration and tokenizer files are copied from the model's own directory
-by an allow-list of names; config.json says bfloat16. Tied weights are stored once.
+by an allow-list of names; config.json says bfloat16. Tied weights are stored once. With [lora] the adapters lie in a folder of their
+own below it, in bf16 too: `peft.PeftModel.from_pretrained` loads that, and low-rank edges are made of it.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from coordinator.learner import tensor_file
+from coordinator.learner import lora, tensor_file, whole_directory
 from coordinator.learner.model import Policy, published_bits, read_json
 from coordinator.learner.parts import Part, Walk
-from p2p.adapters.durable import REAL_FILES, FileLayer, make_directory_durably, replace_directory_durably
+from p2p.adapters.durable import REAL_FILES, FileLayer
+from p2p.codec import peft_files
 
 BEFORE_RENAME = "learner.snapshot.before_rename"
 COPIED = (
@@ -33,37 +35,49 @@ COPIED = (
 
 
 def write(
-    policy: Policy, directory: Path, *, reached: Callable[[str], None] = lambda _: None, files: FileLayer = REAL_FILES
+    policy: Policy,
+    directory: Path,
+    *,
+    base: str = "",
+    reached: Callable[[str], None] = lambda _: None,
+    files: FileLayer = REAL_FILES,
 ) -> None:
     """Put the snapshot at `directory`, whole (one that is there is replaced atomically). Raises OSError.
 
-    `reached` is told the name of the commit point before the rename.
+    `base` is what the job calls its model: adapters name it. `reached` is told the name of the commit point before the rename.
     """
-    tensors = policy.tensors()
-    with Walk(tensors, tensor_file.order(tensors, published)) as walk:
-        _write(policy, tensors, walk, directory, reached, files)
+    tensors, factors = policy.tensors(), lora.factors(policy.model)
+    with (
+        _walk(tensors, factors) as walk,
+        whole_directory.filled(directory, before_rename=lambda: reached(BEFORE_RENAME), files=files) as temporary,
+    ):
+        _write_model(policy, tensors, walk, temporary, files)
+        if factors:
+            _write_adapter(policy, factors, walk, temporary / peft_files.FOLDER, base, files)
 
 
 def follow(policy: Policy) -> None:
     """What the ranks that write nothing do meanwhile: gather the same tensors in the same order."""
-    tensors = policy.tensors()
-    with Walk(tensors, tensor_file.order(tensors, published)):
+    with _walk(policy.tensors(), lora.factors(policy.model)):
         pass
 
 
-def _write(
-    policy: Policy, tensors: Mapping[str, Part], walk: Walk, directory: Path, reached: Callable[[str], None], files: FileLayer
-) -> None:
-    temporary = directory.with_name(f".{directory.name}.partial")
-    make_directory_durably(directory.parent, files=files)
-    files.remove_tree(temporary)
-    files.make_dir(temporary)
-    weights = temporary / "model.safetensors"
+def _walk(tensors: Mapping[str, Part], factors: Mapping[str, Part]) -> Walk:
+    order = [*tensor_file.order(tensors, published), *tensor_file.order(factors, published)]
+    return Walk({**tensors, **factors}, order)
+
+
+def _write_model(policy: Policy, tensors: Mapping[str, Part], walk: Walk, directory: Path, files: FileLayer) -> None:
+    weights = directory / "model.safetensors"
     tensor_file.write(weights, tensors, walk, files=files, convert=published, metadata={"format": "pt"})
     for name, data in companions(policy.directory).items():
-        files.write_file(temporary / name, data)
-    reached(BEFORE_RENAME)
-    replace_directory_durably(temporary, directory, files=files)
+        files.write_file(directory / name, data)
+
+
+def _write_adapter(policy: Policy, factors: Mapping[str, Part], walk: Walk, directory: Path, base: str, files: FileLayer) -> None:
+    files.make_dir(directory)
+    tensor_file.write(directory / peft_files.WEIGHTS, factors, walk, files=files, convert=published, metadata={"format": "pt"})
+    files.write_file(directory / peft_files.CONFIG, lora.description(policy.model, base))
 
 
 def published(tensor: Tensor) -> Tensor:

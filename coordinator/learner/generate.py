@@ -22,54 +22,68 @@ ABSENT = -1  # no token: the row has stopped before
 
 
 def greedy(
-    policy: Policy, prompts: Sequence[Ids], *, max_new_tokens: int, stop_token_ids: Ids, token_budget: int, team: Team | None = None
+    policy: Policy,
+    prompts: Sequence[Ids],
+    *,
+    max_new_tokens: Sequence[int],
+    stop_token_ids: Ids,
+    token_budget: int,
+    team: Team | None = None,
 ) -> tuple[Ids, ...]:
-    """The most likely tokens after each prompt, in order, up to and with the first stop token, at most `max_new_tokens`.
+    """The most likely tokens after each prompt, in order, up to and with the first stop token, at most so many as `max_new_tokens` says for each.
 
     At most `token_budget` tokens (prompts and completions, padded) are held at once by a rank, but always one prompt.
     """
     team = team or Team(device=str(next(policy.model.parameters()).device))
-    table = torch.zeros(len(prompts), max_new_tokens, dtype=torch.int64)  # ids + 1, 0 where there is none
+    table = torch.zeros(len(prompts), max(max_new_tokens, default=0), dtype=torch.int64)  # ids + 1, 0 where there is none
     chunks = _chunks(prompts, max_new_tokens, token_budget)
     with published_bits(policy):
         for begin in range(0, len(chunks), team.size):
             together = chunks[begin : begin + team.size]
             is_busy = team.rank < len(together)
             places = together[team.rank] if is_busy else together[0][:1]
-            rows = _complete(policy, [prompts[place] for place in places], max_new_tokens, stop_token_ids, team)
+            rows = _complete(
+                policy, [prompts[place] for place in places], [max_new_tokens[place] for place in places], stop_token_ids, team
+            )
             if is_busy:
                 table[places, : rows.shape[1]] = rows.cpu() - ABSENT
     team.add_up(table)
     return tuple(tuple(token + ABSENT for token in row if token + ABSENT != ABSENT) for row in table.tolist())
 
 
-def _chunks(prompts: Sequence[Ids], max_new_tokens: int, token_budget: int) -> list[list[int]]:
-    """Places of prompts that go together, longest first, so that the first of a chunk sets its width."""
-    order = sorted(range(len(prompts)), key=lambda place: (-len(prompts[place]), place))
+def _chunks(prompts: Sequence[Ids], max_new_tokens: Sequence[int], token_budget: int) -> list[list[int]]:
+    """Places of prompts that go together: those that may take as many tokens as another, and are as long."""
+    order = sorted(range(len(prompts)), key=lambda place: (-max_new_tokens[place], -len(prompts[place]), place))
     chunks: list[list[int]] = []
-    room = 0
+    longest = 0  # prompt of the newest chunk; its first place may take the most tokens
     for place in order:
-        if room == 0:
-            chunks.append([])
-            room = max(1, token_budget // (len(prompts[place]) + max_new_tokens))
-        chunks[-1].append(place)
-        room -= 1
+        length = max(longest, len(prompts[place]))
+        if chunks and (len(chunks[-1]) + 1) * (length + max_new_tokens[chunks[-1][0]]) <= token_budget:
+            chunks[-1].append(place)
+            longest = length
+        else:
+            chunks.append([place])
+            longest = len(prompts[place])
     return chunks
 
 
-def _complete(policy: Policy, prompts: list[Ids], max_new_tokens: int, stop_token_ids: Ids, team: Team) -> Tensor:
-    """Decode one chunk, [rows, tokens]: prompts padded on the left, a token for every row at a time until all of all ranks have stopped."""
+def _complete(policy: Policy, prompts: list[Ids], limits: list[int], stop_token_ids: Ids, team: Team) -> Tensor:
+    """Decode one chunk, [rows, tokens]: prompts padded on the left, a token for every row at a time until all of all ranks have stopped.
+
+    `limits`: the most tokens of each row.
+    """
     ids, mask = _left_padded(prompts, team.device)
     positions = (mask.cumsum(dim=1) - 1).clamp_min(0)
     stops = torch.tensor(stop_token_ids, dtype=torch.int64, device=team.device)
     cache = DynamicCache(config=policy.model.config)
-    done = torch.zeros(len(prompts), dtype=torch.bool, device=team.device)
+    most = torch.tensor(limits, dtype=torch.int64, device=team.device)
+    done = most <= 0
     columns: list[Tensor] = []
-    while len(columns) < max_new_tokens and not team.least([float(done.all())])[0]:
+    while not team.least([float(done.all())])[0]:
         fed = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "cache": cache}
         chosen = policy.call(partial(_next, **fed))
         columns.append(torch.where(done, ABSENT, chosen))
-        done = done | torch.isin(chosen, stops)
+        done = done | torch.isin(chosen, stops) | (most <= len(columns))
         ids, positions = chosen[:, None], positions[:, -1:] + 1
         mask = torch.cat([mask, mask.new_ones(len(prompts), 1)], dim=1)
     return torch.stack(columns, dim=1) if columns else ids.new_empty(len(prompts), 0)

@@ -1,6 +1,7 @@
 """Low-rank adapters (arXiv 2106.09685), by peft: the base stays as it was loaded, only the adapters learn.
 
-What is published is the base with the adapters merged in, a version like any other. Version 0, for a KL to it, is the base alone.
+What is published is the base with the adapters merged in, a version like any other, and beside it the adapters alone as peft saves
+them. Version 0, for a KL to it, is the base alone.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from coordinator.learner.errors import ModelRefused
 from coordinator.learner.parts import Merged, Part
 from coordinator.wire.job import LoraConfig
+from p2p.codec import peft_files
 
 ADAPTER = "default"
 
@@ -44,6 +46,22 @@ def published(model: nn.Module) -> dict[str, Part]:
             plain = name.replace(".base_layer.", ".")
             parts[plain] = merged.get(plain, tensor)
     return parts
+
+
+def factors(model: nn.Module) -> dict[str, Tensor]:
+    """The adapters' tensors, as peft names them in its files; none where the model has no adapters."""
+    found: dict[str, Tensor] = {}
+    for name, module in _adapted(model):
+        found[peft_files.tensor_name(name, "down")] = module.lora_A[ADAPTER].weight
+        found[peft_files.tensor_name(name, "up")] = module.lora_B[ADAPTER].weight
+    return found
+
+
+def description(model: nn.Module, base: str) -> bytes:
+    """What peft reads beside the tensors, of a model with adapters; `base` names the model that they are put on."""
+    adapted = _adapted(model)
+    _, first = adapted[0]
+    return peft_files.config(base, rank=first.r[ADAPTER], alpha=first.lora_alpha[ADAPTER], layers=[name for name, _ in adapted])
 
 
 @contextmanager

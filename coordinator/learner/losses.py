@@ -116,10 +116,14 @@ def reference_kl(seen: Trained, reference: Tensor) -> Tensor:
     """The KL to the reference by k3 (GRPO, arXiv 2402.03300), weighted by r (DeepSeek-V3.2, arXiv 2512.02556), [b, c].
 
     A token gives r * (rho - log rho - 1) with rho = reference / pi: on data of another policy its mean is the KL, and its slope
-    r * (log pi - log reference) is the KL's. GRPO's own form has neither once data lags. Beyond e^20 rho stands still.
+    r * (log pi - log reference) is the KL's. GRPO's own form has neither once data lags. Beyond e^20 the value's rho stands still;
+    the slope is written out, as that of a rho which stands still would push the other way, e^20 times as hard.
     """
-    gap = (reference - seen.current).clamp_max(REFERENCE_LIMIT)
-    return torch.exp(seen.log_ratio) * (torch.exp(gap) - gap - 1)
+    with torch.no_grad():
+        ratio, gap = torch.exp(seen.log_ratio), reference - seen.current
+        value = ratio * (torch.expm1(gap.clamp_max(REFERENCE_LIMIT)) - gap)
+        slope = -ratio * gap
+    return value + slope * (seen.current - seen.current.detach())
 
 
 def dppo(seen: Trained, rule: AlgorithmConfig) -> TokenLoss:

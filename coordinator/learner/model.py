@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
@@ -28,6 +28,7 @@ ARCHITECTURES = frozenset(
     {"llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi3", "smollm3", "olmo2", "granite"}
 )
 ATTENTIONS = (None, "eager", "sdpa")  # any other name is a library, or a repository whose code would be downloaded
+HALF_PRECISIONS = {"BF16": torch.bfloat16, "F16": torch.float16}
 CONFIG_LIMIT_BYTES = 1 << 20
 Result = TypeVar("Result")
 
@@ -95,12 +96,42 @@ class Policy:
 
 def load(directory: Path, *, device: str = "cpu") -> Policy:
     """The policy in `directory`, in fp32. Raises ModelRefused, with the way out in words."""
+    return _loaded(directory, device, torch.float32)
+
+
+def load_mapped(directory: Path) -> Policy:
+    """As `load`, for a policy that will be sharded: its weights may still lie in their files, in half precision, unread.
+
+    `sharding.shard` raises a layer at a time to fp32, so that no rank ever holds the whole model. Where the files are not all of one
+    half precision, or the model computes a constant in it, the policy is whole and in fp32 after all. Raises ModelRefused.
+    """
+    kind = _half_precision_of(directory)
+    if kind is None:
+        return load(directory)
+    policy = _loaded(directory, "cpu", kind)
+    is_exact = all(buffer.dtype != kind for buffer in policy.model.buffers())  # gemma's scale of embeddings is rounded
+    return policy if is_exact else load(directory)
+
+
+def _half_precision_of(directory: Path) -> torch.dtype | None:
+    """Of all weights in the directory's files; None: they are of others as well, or cannot be read."""
+    found: set[str] = set()
+    try:
+        for path in directory.glob("*.safetensors"):
+            with safe_open(path, framework="pt") as opened:
+                found |= {opened.get_slice(name).get_dtype() for name in opened.keys()}  # noqa: SIM118 (no mapping)
+    except (OSError, SafetensorError):
+        return None  # `load` says what is wrong
+    return HALF_PRECISIONS.get(found.pop()) if len(found) == 1 else None
+
+
+def _loaded(directory: Path, device: str, dtype: torch.dtype) -> Policy:
     config = read_json(directory / "config.json")
     _check_architecture(config, directory)
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             directory,
-            dtype=torch.float32,
+            dtype=dtype,
             trust_remote_code=False,
             use_safetensors=True,
             local_files_only=True,

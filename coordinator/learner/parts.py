@@ -1,7 +1,7 @@
 """The pieces that a model is written and read in, one tensor at a time: plain ones, shards of one (FSDP), bases with an adapter.
 
 Gathering a shard is a collective: every rank must ask for the same parts in the same order. `Walk` sees to that even when the disk
-fails the one rank that writes.
+or a file beside the model fails the one rank that writes.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from coordinator.learner.errors import LearnerError
+from coordinator.learner.merging import merged
+
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A weight [out, in] with its low-rank adapter: base + scale * up @ down."""
+    """A weight [out, in] with its low-rank adapter: base + scale * up @ down, in bf16 (see `merging`)."""
 
     base: Tensor  # [out, in]
     down: Tensor  # [r, in]
@@ -42,7 +45,7 @@ Part: TypeAlias = Tensor | Merged
 def whole(part: Part) -> Tensor:
     """The full tensor, without gradient. A collective where the part is sharded."""
     if isinstance(part, Merged):
-        return whole(part.base) + part.scale * (whole(part.up) @ whole(part.down))
+        return merged(whole(part.base), whole(part.down), whole(part.up), part.scale)
     part = part.detach()
     gathered: Tensor = part.full_tensor() if isinstance(part, DTensor) else part
     return gathered
@@ -65,7 +68,11 @@ def like(full: Tensor, other: Tensor) -> Tensor:
 
 
 class Walk:
-    """Gathers parts by name, each once, in a fixed order; on leaving, those that were not asked for. Use as a context manager."""
+    """Gathers parts by name, each once, in a fixed order; on leaving, those that were not asked for. Use as a context manager.
+
+    Not so after an error that nobody expected, such as a lack of memory in the middle of a gathering: then the process ends anyway,
+    and the other ranks would gather other tensors than this one, or wait for it.
+    """
 
     def __init__(self, parts: Mapping[str, Part], order: Iterable[str]) -> None:
         self._parts = parts
@@ -81,5 +88,5 @@ class Walk:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        while self._ahead:
+        while self._ahead and (error is None or isinstance(error, (LearnerError, OSError))):
             self.take(self._ahead[-1])

@@ -11,9 +11,11 @@ the same requests from their standard input, do the same, and answer nobody.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import queue
 import shutil
+import signal
 import socket
 import sys
 import threading
@@ -27,19 +29,22 @@ import transformers
 from pydantic import ValidationError
 
 from coordinator.learner import crash_point, team
-from coordinator.learner.crew import Crew
+from coordinator.learner.crew import Crew, leave_words
 from coordinator.learner.session import Session
-from coordinator.wire.learner_link import ANSWERS, REQUESTS, Failed, Request, Start
+from coordinator.wire.learner_link import REQUESTS, Answer, Checkpoint, Evaluate, Failed, Request, Snapshot, Start, Train
 
 LINE_LIMIT_BYTES = 64 << 20
 PENDING_LIMIT = 16  # the link has one request in flight; a peer that sends more than this is broken
 CONNECT_TIMEOUT_S = 30.0
 ENDED_BY_STOP, FATAL, LINK_CLOSED = 0, 1, 3
+OF_ALL_RANKS = (Start, Train, Snapshot, Checkpoint, Evaluate)  # rank 0 alone writes figures, and the others end when it does
+PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Serve one job; the exit status."""
     options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the coordinator's affair: it closes the link
     make_deterministic()
     device = options.device if options.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
     if options.rank:
@@ -62,14 +67,21 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def follow(rank: int, ranks: int, meeting: Path, device: str) -> int:
-    """Be another rank than 0: the same requests, and nobody to answer. Ends when rank 0 does."""
+    """Be another rank than 0: the same requests, and nobody to answer. Ends when rank 0 does, even while it is stopped by a signal.
+
+    It works in the folder of the meeting: that tells one in use from one that was left behind.
+    """
+    if sys.platform == "linux":  # elsewhere the pipe that closes must do
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.chdir(meeting.parent)
     requests = _listen(sys.stdin.buffer, partial(_end_without_lead, meeting))
     session = Session(join=lambda size: team.join(rank, size, meeting=meeting, device=device))
     while (answer := session.answer(REQUESTS.validate_json(requests.get()))) is not None:
         if isinstance(answer, Failed):
             sys.stderr.write(f"learner: rank {rank} of {ranks}: {answer.code}: {answer.message}\n")
             sys.stderr.flush()
-            if answer.code == "internal":  # rank 0 may wait for this one; any other refusal is its own as well
+            if answer.code == "internal":  # rank 0 may wait for this one; of any other refusal it knows
+                leave_words(meeting.parent, rank, answer.message)
                 os._exit(FATAL)
     return ENDED_BY_STOP
 
@@ -94,17 +106,23 @@ def serve(session: Session, requests: queue.Queue[bytes], link: socket.socket, c
         except ValidationError as error:
             message = f"the line is no request of the learner link: {error}"
             refusal = Failed(fence=session.fence, code="bad_request", message=message, fatal=False)
-            link.sendall(ANSWERS.dump_json(refusal) + b"\n")
+            link.sendall(_line(refusal))
             continue
         if isinstance(request, Start) and session.fence == 0:
             crew.start(request.config.learner.ranks)
-        crew.forward(line)
+        if isinstance(request, OF_ALL_RANKS):
+            crew.forward(line)
         answer = session.answer(request)
         if answer is None:
             return ENDED_BY_STOP
-        link.sendall(ANSWERS.dump_json(answer) + b"\n")
+        link.sendall(_line(answer))
         if isinstance(answer, Failed) and answer.fatal:
             return FATAL
+
+
+def _line(answer: Answer) -> bytes:
+    """As its own class writes it: a type adapter of the union knows no word for NaN."""
+    return answer.model_dump_json().encode() + b"\n"
 
 
 def _listen(stream: BinaryIO, end: Callable[[str], None]) -> queue.Queue[bytes]:

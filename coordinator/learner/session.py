@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 import traceback
 from collections.abc import Callable
@@ -98,7 +97,7 @@ class Session:
             case Train():
                 return self._train(request, start, learner)
             case Snapshot():
-                return self._snapshot(request, learner)
+                return self._snapshot(request, start, learner)
             case Checkpoint():
                 return self._checkpoint(request, start, learner)
             case Evaluate():
@@ -113,7 +112,7 @@ class Session:
         if self._start is not None:
             raise RequestRefused("already_started", f"this learner already serves job {self._start.job_id}: start another process")
         team = self._join(request.config.learner.ranks)
-        policy = team.agreed(lambda: model.load(Path(request.model_dir), device="cpu" if team.size > 1 else team.device))
+        policy = team.agreed(lambda: _policy(request, team))
         torch.manual_seed(derive(request.config.seed, "learner"))
         learner = step.start(policy, request.config, team=team)
         if (directory := request.checkpoint_dir) is not None:
@@ -151,14 +150,13 @@ class Session:
         tokens = len(batch.prompt_ids) + len(batch.token_ids)
         figures |= {"time/step": seconds, "step_time": seconds, "perf/throughput": tokens / seconds}
         self._reached("learner.trained")
-        finite = {name: value for name, value in figures.items() if math.isfinite(value)}  # JSON has no word for the others
-        return Trained(fence=request.fence, step=request.step, seconds=seconds, metrics=finite)
+        return Trained(fence=request.fence, step=request.step, seconds=seconds, metrics=figures)
 
-    def _snapshot(self, request: Snapshot, learner: step.Learner) -> Answer:
+    def _snapshot(self, request: Snapshot, start: Start, learner: step.Learner) -> Answer:
         begun = time.perf_counter()
         logprobs = export.canary(learner.policy, request.canary_ids, device=learner.device)
         if learner.team.is_lead:
-            export.write(learner.policy, Path(request.directory), reached=self._reached)
+            export.write(learner.policy, Path(request.directory), base=start.config.model, reached=self._reached)
         else:
             export.follow(learner.policy)
         self._reached("learner.snapshot.done")
@@ -185,6 +183,11 @@ class Session:
         vocab = learner.policy.vocab_size
         if not all(prompt and all(0 <= token < vocab for token in prompt) for prompt in request.prompts):
             raise RequestRefused("bad_prompts", f"prompts must hold at least one id each, all in 0..{vocab - 1}")
+        if len(request.max_new_tokens) != len(request.prompts):
+            raise RequestRefused(
+                "bad_limits",
+                f"max_new_tokens has {len(request.max_new_tokens)} entries for {len(request.prompts)} prompts: give one each",
+            )
         completions = generate.greedy(
             learner.policy,
             request.prompts,
@@ -194,3 +197,11 @@ class Session:
             team=learner.team,
         )
         return Evaluated(fence=request.fence, version=learner.step, completions=completions)
+
+
+def _policy(start: Start, team: Team) -> model.Policy:
+    """Version 0. Adapters take the precision of the weights that they are put on, so these are fp32 from the start."""
+    directory = Path(start.model_dir)
+    if team.size == 1:
+        return model.load(directory, device=team.device)
+    return model.load_mapped(directory) if start.config.lora is None else model.load(directory)

@@ -1,13 +1,16 @@
 """Where a job's figures go: always metrics.jsonl in the job's directory; TensorBoard, trackio or wandb where the job names them.
 
 Each of those is an extra of the installation, imported only when asked for. Figures come once a step, after its commit, so no sink
-ever sees a step twice, a replay included. A sink that fails costs no step: it says so on stderr and is left out from then on.
+ever sees a step twice, a replay included. A sink that fails, as it is opened or later, costs no step: it says so on stderr and is left
+out from then on. Only metrics.jsonl, whose step is then missing, is tried again at the next one.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -42,8 +45,10 @@ class Sinks:
             try:
                 sink.write(step, at, figures)
             except Exception as error:
-                sys.stderr.write(f"learner: metrics.sinks {name} failed at step {step} and is left out from now on: {error}\n")
-                del self._named[name]
+                what_now = "lacks that step" if name == FILE else "is left out from now on"
+                sys.stderr.write(f"learner: metrics.sinks {name} failed at step {step} and {what_now}: {error}\n")
+                if name != FILE:
+                    del self._named[name]
 
     def close(self) -> None:
         """Let each sink bring its last figures to safety."""
@@ -64,8 +69,13 @@ class JsonLines:
         self._path = path
 
     def write(self, step: int, at: float, figures: Figures) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, "at": at, **figures}) + "\n")
+        """The whole line or nothing of it. Raises OSError."""
+        line = (json.dumps({"step": step, "at": at, **figures}) + "\n").encode()
+        with self._path.open("ab", buffering=0) as file:
+            end = file.tell()
+            if file.write(line) < len(line):
+                file.truncate(end)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -105,7 +115,7 @@ class Tracker:
 
 
 def open_sinks(directory: Path | None, job_id: str, config: JobConfig) -> Sinks:
-    """The job's sinks, none without a directory. Raises SinkMissing: a package is not installed."""
+    """The job's sinks, none without a directory; one that cannot be opened is left out. Raises SinkMissing: a package is not installed."""
     if directory is None:
         return Sinks({}, logged=0)
     named: dict[str, Sink] = {}
@@ -120,7 +130,13 @@ def open_sinks(directory: Path | None, job_id: str, config: JobConfig) -> Sinks:
         "trackio": lambda: Tracker("trackio", directory, job_id, config),
         "wandb": lambda: Tracker("wandb", directory, job_id, config),
     }
-    named |= {name: openers[name]() for name in config.metrics.sinks}
+    for name in config.metrics.sinks:
+        try:
+            named[name] = openers[name]()
+        except SinkMissing:
+            raise
+        except Exception as error:  # no route, no key, a full disk
+            sys.stderr.write(f"learner: metrics.sinks {name} could not be opened and is left out: {error}\n")
     return Sinks(named, logged=logged)
 
 

@@ -6,6 +6,7 @@ reads the same bytes.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from coordinator.wire.frames import decode_frame
 from coordinator.wire.learner_link import BATCH_FORMAT
 
 Arrays = Mapping[str, NDArray[np.generic]]
+_LENGTH_BYTES = 8  # of the header, as safetensors begins; its data is aligned to as many
 
 
 def carried(rollouts: Sequence[Rollout]) -> list[Rollout]:
@@ -70,8 +72,15 @@ def batch_file(
     }
     if turns is not None:
         data["sampled"] = np.concatenate([row.sampled for row in rows])
-    packed: bytes = save(data, {"job": job_id, "step": str(step), "format": BATCH_FORMAT})
-    return packed
+    return _ordered(save(data, {"job": job_id, "step": str(step), "format": BATCH_FORMAT}))
+
+
+def _ordered(packed: bytes) -> bytes:
+    """The same file with its header sorted: the library writes metadata in any order, and a file made again must have the same bytes."""
+    body = _LENGTH_BYTES + int.from_bytes(packed[:_LENGTH_BYTES], "little")
+    header = json.dumps(json.loads(packed[_LENGTH_BYTES:body]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % _LENGTH_BYTES)
+    return len(header).to_bytes(_LENGTH_BYTES, "little") + header + packed[body:]
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ from coordinator.service.ports import DataPlane, EnvironmentBroken, EnvironmentI
 from coordinator.service.prompting import fill_prompts, keep_prompts
 from coordinator.service.publishing import published, snapshot_directory, versions_at_stake
 from coordinator.service.recording import record_event
-from coordinator.service.sealing import Known, commit_step, seal_next
+from coordinator.service.sealing import Known, commit_step, remade, seal_next
 from coordinator.service.spending import over_budget
 from coordinator.service.tidying import tidy_job
 from coordinator.service.timings import measured_kappa
@@ -214,7 +214,7 @@ class JobDriver:
             batch = await self._deps.store.read(lambda r, step=step: r.get(Batch, job.id, step))  # type: ignore[misc]
             if batch is None:
                 raise LearnerRefused(f"batch {step} is gone but no checkpoint after it exists: the job cannot be resumed exactly")
-            await self._train(learner, job, batch)
+            await self._train(learner, job, await self._intact(job, batch))
             if step + 1 in at_stake:
                 await self._snapshot(learner, job, step + 1)
         await self._announcer.finished()
@@ -228,6 +228,7 @@ class JobDriver:
         if job.state is JobState.PAUSED and self._deps.clock.now() - job.state_since > self._deps.settings.paused_learner_s:
             await self._announcer.finished()
             return False
+        await self._checkpoint_if_due(learner, job)
         await self._publish_if_due(learner, job)
         await self._evaluate_if_due(learner, plane, info, job)
         await self._log(learner, job, range(self._logged, job.committed_steps))
@@ -244,8 +245,7 @@ class JobDriver:
         trained = await self._train(learner, job, batch)
         self._deps.reach("step.trained")
         logged = {f"reward/logged/{name}": value for name, value in plane.reward_metrics().items()}
-        if await commit_step(self._deps, job.id, batch.step, train_s=trained.seconds, metrics={**trained.metrics, **logged}):
-            await self._checkpoint_if_due(learner)
+        await commit_step(self._deps, job.id, batch.step, train_s=trained.seconds, metrics={**trained.metrics, **logged})
         return True
 
     async def _ready(self) -> Job:
@@ -267,7 +267,7 @@ class JobDriver:
         """The sealed batch of the next step: one sealed before a crash, or a new one; waits one turn if there is none."""
         waiting = await self._deps.store.read(lambda r: r.get(Batch, job.id, job.committed_steps))
         if waiting is not None and waiting.state is BatchState.SEALED:
-            return waiting
+            return await self._intact(job, waiting)
         with self._deps.wake.watch(job.id) as watch:
             if job.state is JobState.RUNNING and (place := await self._place(job)) != self._looked:
                 sealed = await seal_next(self._deps, job, self._known, waited_s=self._deps.clock.now() - self._learner_free_at)
@@ -281,6 +281,12 @@ class JobDriver:
         if job.state is JobState.PAUSED:
             self._learner_free_at = self._deps.clock.now()
         return None
+
+    async def _intact(self, job: Job, batch: Batch) -> Batch:
+        """A batch that was sealed before this learner began, its file as it was then. Raises LearnerRefused."""
+        if (why := await remade(self._deps, job, batch)) is not None:
+            raise LearnerRefused(f"batch {batch.step} cannot be trained, so the job cannot be resumed exactly: {why}")
+        return batch
 
     async def _place(self, job: Job) -> tuple[int, ...]:
         """What the seal rule's answer depends on: while it stays the same, looking again is in vain."""
@@ -325,9 +331,11 @@ class JobDriver:
         self._announcer.begin(job, shot, canary)
         self._learner_free_at = self._deps.clock.now()
 
-    async def _checkpoint_if_due(self, learner: Learner) -> None:
-        job = await self._job()
+    async def _checkpoint_if_due(self, learner: Learner, job: Job) -> None:
+        """As the rows say: one that failed, or was cut off, is made when the job goes on, the last step's before it ends."""
         if not _is_checkpoint_step(job):
+            return
+        if await self._deps.store.read(lambda r: r.get(CheckpointRow, job.id, job.committed_steps)) is not None:
             return
         directory = checkpoint_directory(self._deps, job)
         request = link.Checkpoint(fence=job.learner_fence, directory=str(directory), ledger_step=job.committed_steps)

@@ -8,9 +8,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import structlog
 from blake3 import blake3
 
 from coordinator.domain import seal as sealing
+from coordinator.domain.groups import is_zero_variance
 from coordinator.domain.model import Batch, BatchState, Group, GroupState, Job, JobState, Rollout, RolloutState, Turn
 from coordinator.domain.states import BATCH, GROUP, JOB, TERMINAL, move
 from coordinator.domain.turns import is_played
@@ -19,7 +21,9 @@ from coordinator.service.deps import Deps
 from coordinator.service.interlocking import interlocked
 from coordinator.service.ports import Reader, Tx
 from coordinator.service.recording import record_event, record_metrics
-from p2p.adapters.durable import write_durably
+from p2p.adapters.durable import hash_file, write_durably
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +89,12 @@ async def _members(reader: Reader, group_ids: Sequence[str]) -> dict[str, list[R
 
 def _ready(group: Group, rollouts: Sequence[Rollout]) -> sealing.ReadyGroup:
     oldest = min(r.oldest_version for r in carried(rollouts) if r.oldest_version is not None)
-    scores = tuple(r.reward for r in sorted(rollouts, key=lambda r: r.slot) if r.state is RolloutState.SCORED)
-    return sealing.ReadyGroup(group.number, oldest, scores)
+    return sealing.ReadyGroup(group.number, oldest, _scores(rollouts))
+
+
+def _scores(rollouts: Sequence[Rollout]) -> tuple[float | None, ...]:
+    """Of a group's scored rollouts, by slot."""
+    return tuple(r.reward for r in sorted(rollouts, key=lambda r: r.slot) if r.state is RolloutState.SCORED)
 
 
 async def seal_next(deps: Deps, job: Job, known: Known, *, waited_s: float) -> Sealed:
@@ -99,8 +107,9 @@ async def seal_next(deps: Deps, job: Job, known: Known, *, waited_s: float) -> S
         return Sealed()
     chosen = [ready.groups[number] for number in ready.seal.groups]
     members = await deps.store.read(lambda r: _members(r, [g.id for g in chosen]))
-    turns = await deps.store.read(lambda r: _turns(r, chosen)) if is_played(job.config) else None
-    path, digest = await _write_file(deps, job, ready.seal, chosen, members, turns)
+    data = await _content(deps, job, job.committed_steps, chosen, members, zero=set(ready.seal.zero_weight))
+    path = batch_path(deps, job.id, job.committed_steps)
+    digest = await asyncio.to_thread(_written, path, data)
     deps.reach("seal.file_written")
     batch = Batch(
         job_id=job.id,
@@ -122,6 +131,28 @@ async def seal_next(deps: Deps, job: Job, known: Known, *, waited_s: float) -> S
     return Sealed(batch) if sealed else Sealed(is_void=True)
 
 
+async def remade(deps: Deps, job: Job, batch: Batch) -> str | None:
+    """See that the file of a batch is what was sealed: one that is damaged or gone is made again, the same bytes, from rows and blobs.
+
+    None: it is there. Else why it cannot be.
+    """
+    path = Path(batch.path)
+    if await asyncio.to_thread(_digest_of, path) == batch.digest:
+        return None
+    chosen = await deps.store.read(lambda r: r.select(Group, job_id=job.id, number=list(batch.groups), order_by="number"))
+    members = await deps.store.read(lambda r: _members(r, [g.id for g in chosen]))
+    zero = {group.number for group in chosen if is_zero_variance(_scores(members[group.id]))}
+    try:
+        data = await _content(deps, job, batch.step, chosen, members, zero=zero)
+    except (KeyError, ValueError) as error:
+        return f"{path} is damaged or gone, and so is what it was made of: {error.args[0]}"
+    if blake3(data).hexdigest() != batch.digest:
+        return f"{path} is damaged or gone, and the rows no longer give what was sealed"
+    await asyncio.to_thread(_written, path, data)
+    log.warning("batch_remade", job=job.id, step=batch.step, path=str(path))
+    return None
+
+
 async def _turns(reader: Reader, chosen: Sequence[Group]) -> dict[tuple[str, int], list[Turn]]:
     """The turns before the newest, by slot, in order."""
     turns: dict[tuple[str, int], list[Turn]] = defaultdict(list)
@@ -130,25 +161,27 @@ async def _turns(reader: Reader, chosen: Sequence[Group]) -> dict[tuple[str, int
     return {key: sorted(some, key=lambda one: one.turn) for key, some in turns.items()}
 
 
-async def _write_file(
-    deps: Deps,
-    job: Job,
-    seal: sealing.Seal,
-    chosen: Sequence[Group],
-    members: Mapping[str, Sequence[Rollout]],
-    turns: Mapping[tuple[str, int], Sequence[Turn]] | None,
-) -> tuple[Path, str]:
+async def _content(
+    deps: Deps, job: Job, step: int, chosen: Sequence[Group], members: Mapping[str, Sequence[Rollout]], *, zero: set[int]
+) -> bytes:
+    """The bytes of a batch's file. Raises KeyError or ValueError where a blob is gone or corrupt."""
+    turns = await deps.store.read(lambda r: _turns(r, chosen)) if is_played(job.config) else None
     blobs = {r.blob for g in chosen for r in members[g.id] if r.blob is not None}
     blobs |= {turn.blob for some in (turns or {}).values() for turn in some}
     frames = {blob: await deps.blobs.get(blob) for blob in blobs}
-    path = batch_path(deps, job.id, job.committed_steps)
+    return await asyncio.to_thread(batch_file, job.id, step, chosen, members, frames=frames, zero=zero, turns=turns)
 
-    def write() -> str:
-        data = batch_file(job.id, job.committed_steps, chosen, members, frames=frames, zero=set(seal.zero_weight), turns=turns)
-        write_durably(path, data)
-        return blake3(data).hexdigest()
 
-    return path, await asyncio.to_thread(write)
+def _written(path: Path, data: bytes) -> str:
+    write_durably(path, data)
+    return blake3(data).hexdigest()
+
+
+def _digest_of(path: Path) -> str | None:
+    try:
+        return hash_file(path)
+    except OSError:
+        return None
 
 
 async def _seal(tx: Tx, job: Job, batch: Batch, chosen: Sequence[Group]) -> bool:
@@ -174,11 +207,13 @@ async def _reject(tx: Tx, job: Job, ready: Ready, *, now: float) -> None:
         await tx.put(replace(group, state=state, reason=reasons[group.number], step=job.committed_steps, settled_at=now))
 
 
-async def _raw_rewards(reader: Reader, job_id: str, step: int) -> list[float]:
-    """Rewards of every scored rollout that came to this step, trained or replaced: the curve before filters (law 10)."""
-    groups = await reader.select(Group, job_id=job_id, step=step)
-    rollouts = await reader.select(Rollout, group_id=[g.id for g in groups], state=RolloutState.SCORED) if groups else []
-    return [r.reward for r in rollouts if r.reward is not None]
+async def _rewards(reader: Reader, groups: Sequence[Group]) -> dict[str, list[float]]:
+    """The scores of each group, by its id."""
+    found: dict[str, list[float]] = {group.id: [] for group in groups}
+    for rollout in await reader.select(Rollout, group_id=list(found), state=RolloutState.SCORED) if found else []:
+        if rollout.reward is not None:
+            found[rollout.group_id].append(rollout.reward)
+    return found
 
 
 async def commit_step(deps: Deps, job_id: str, step: int, *, train_s: float, metrics: Mapping[str, float]) -> bool:
@@ -194,13 +229,15 @@ async def commit_step(deps: Deps, job_id: str, step: int, *, train_s: float, met
             raise RuntimeError(f"step {step} of job {job_id} cannot be committed: it is not the next step of a sealed batch")
         if job.state in TERMINAL[JobState]:
             return False
+        came = await tx.select(Group, job_id=job_id, step=step)
+        by_group = await _rewards(tx, came)
+        groups = [group for group in came if group.state is GroupState.SEALED]
         # A batch that holds some groups without signal still teaches by the others: only one of nothing else is a step without.
-        taught_nothing = batch.no_signal and metrics.get("zero_variance/mean", 1.0) >= 1.0
-        streak = job.no_signal_streak + 1 if taught_nothing else 0
-        groups = await tx.select(Group, job_id=job_id, state=GroupState.SEALED, step=step)
+        streak = job.no_signal_streak + 1 if sealing.teaches_nothing([by_group[group.id] for group in groups]) else 0
         await tx.put(*(replace(g, state=move(GROUP, g.state, "step_committed"), settled_at=now) for g in groups))
         await tx.put(replace(batch, state=move(BATCH, batch.state, "step_committed"), committed_at=now, train_s=train_s))
-        rewards = await _raw_rewards(tx, job_id, step)
+        # The reward's curve is that before filters (law 10): of all that came to this step, trained or replaced.
+        rewards = [reward for scores in by_group.values() for reward in scores]
         figures = {**metrics, "time/step": train_s, "time/wait_for_batch": batch.waited_s}
         if rewards:
             figures["reward/all/mean"] = figures["reward"] = sum(rewards) / len(rewards)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -58,14 +59,18 @@ class Driver:
         request = Train(fence=FENCE, step=number, batch_path=str(path), batch_digest=digest)
         return self.process.ask(request.model_copy(update=changed))
 
-    def train_for_long(self) -> None:
-        """Send a batch that keeps it busy for far longer than a second, and see that it is busy."""
+    def send_large(self) -> None:
+        """A batch that keeps it busy for far longer than a second."""
         values = self.made.arrays(step=0, groups=20_000, group_size=4)
         data = self.made.file_bytes(values, step=0)
         (self.folder / "large").write_bytes(data)
         digest = self.made.blake3(data).hexdigest()
         request = Train(fence=FENCE, step=0, batch_path=str(self.folder / "large"), batch_digest=digest)
         self.process.send(request.model_dump_json().encode())
+
+    def train_for_long(self) -> None:
+        """Send that batch, and see that it is busy."""
+        self.send_large()
         self.process.link.settimeout(1.0)
         with pytest.raises(TimeoutError):
             self.process.link.recv(1)
@@ -163,9 +168,30 @@ def test_fault_06_the_end_of_one_rank_is_the_end_of_all_at_once(made: ModuleType
     assert (tmp_path / "learner.log").read_text().splitlines()[-1] == "learner: rank 1 ended by SIGKILL; all ranks end"
 
 
+@pytest.mark.long
+def test_fault_06_no_rank_waits_for_one_that_has_no_memory(made: ModuleType, tiny: Path, tmp_path: Path) -> None:
+    """Where the memory ends it decides how this is told: as a batch that one rank could not read, or by the end of that rank."""
+    with made.LearnerProcess(tmp_path) as process:
+        driver = Driver(made, process, tmp_path)
+        driver.start(tiny, ranks=2)
+        (other,) = psutil.Process(process.process.pid).children()
+        other.rlimit(psutil.RLIMIT_AS, (other.memory_info().vms, -1))
+        driver.send_large()
+        process.link.settimeout(END_WITHIN_S)
+        answer = process.receive()
+        if answer is None:
+            assert process.process.wait(END_WITHIN_S) == RANK_LOST
+            last = (tmp_path / "learner.log").read_text().splitlines()[-1]
+            assert re.fullmatch(r"learner: rank 1 ended with exit code 1 \(.+\); all ranks end", last)
+        else:
+            assert isinstance(answer, Failed)
+            assert (answer.code, answer.fatal) == ("rank_failed", False)
+
+
 @pytest.mark.long  # the pipe that closes is the same mechanism as the link's
 def test_no_rank_outlives_the_first_and_stop_ends_all(made: ModuleType, tiny: Path, tmp_path: Path) -> None:
-    for end in ("kill", "stop", "link"):
+    """Not even one that is stopped by a signal, and reads no pipe: it would hold its card's memory for ever."""
+    for end in ("kill", "kill the first of stopped ones", "stop", "link"):
         with made.LearnerProcess(tmp_path) as process:
             driver = Driver(made, process, tmp_path)
             driver.start(tiny, ranks=3)
@@ -177,7 +203,9 @@ def test_no_rank_outlives_the_first_and_stop_ends_all(made: ModuleType, tiny: Pa
                 assert process.process.wait(END_WITHIN_S) == 0
             else:
                 driver.train_for_long()
-                process.process.kill() if end == "kill" else process.link.shutdown(2)
+                for other in others if "stopped" in end else ():
+                    other.suspend()
+                process.process.kill() if end.startswith("kill") else process.link.shutdown(2)
             assert psutil.wait_procs(others, timeout=END_WITHIN_S)[1] == []
 
 

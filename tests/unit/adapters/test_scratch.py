@@ -11,7 +11,15 @@ from coordinator.adapters.scratch import LEAST_AGE_S, remove_scratch
 
 
 def test_only_old_unused_directories_of_ours_go(tmp_path: Path) -> None:
-    for name in ("echo2-jail-orphan", "echo2-link-orphan", "echo2-jail-used", "echo2-jail-young", "echo2-other", "someone"):
+    for name in (
+        "echo2-jail-orphan",
+        "echo2-link-orphan",
+        "echo2-ranks-orphan",
+        "echo2-jail-used",
+        "echo2-jail-young",
+        "echo2-other",
+        "someone",
+    ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "x").write_text("x")
         os.utime(tmp_path / name, (1000.0, 1000.0))
@@ -23,7 +31,7 @@ def test_only_old_unused_directories_of_ours_go(tmp_path: Path) -> None:
     ) as jail:
         assert jail.stdout is not None
         jail.stdout.readline()
-        assert remove_scratch(tmp_path, now=5000.0 + LEAST_AGE_S - 1) == 2
+        assert remove_scratch(tmp_path, now=5000.0 + LEAST_AGE_S - 1) == 3
         jail.communicate(b"\n")
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"echo2-jail-used", "echo2-jail-young", "echo2-other", "someone", "echo2-jail-link"}

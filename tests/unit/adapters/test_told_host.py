@@ -16,6 +16,7 @@ from coordinator.errors import CoordinatorError
         ({"host": "127.0.0.1", "behind_proxy": True}, None),
         ({"host": "127.0.0.1", "behind_proxy": True, "public_host": "192.0.2.7"}, "192.0.2.7"),
         ({"host": "10.0.0.5", "public_host": "2001:db8::1"}, "2001:db8::1"),
+        ({"host": "::1"}, "::1"),
     ],
 )
 def test_workers_are_told_where_they_can_go(given: dict[str, object], told: str | None) -> None:

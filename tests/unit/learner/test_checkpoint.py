@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from coordinator.learner import checkpoint, model, step
 from coordinator.learner.errors import CheckpointInvalid
+from p2p.adapters.durable import RealFiles
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +97,57 @@ def test_what_shapes_a_step_must_be_the_same(made: ModuleType, tiny: Path, tmp_p
     with pytest.raises(CheckpointInvalid, match="settings"):
         resumed(made, tiny, tmp_path / "c", learning_rate=2e-3)
     assert resumed(made, tiny, tmp_path / "c", no_signal_limit=9).step == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "fits"),
+    [
+        ({"lora": {"rank": 2}}, False),
+        ({"learner": {"dtype": "bfloat16"}}, False),
+        ({"temperature": 0.5}, False),
+        ({"learner": {"packing": False}}, True),
+        ({"learner": {"gradient_checkpointing": True}}, True),
+        ({"learner": {"ranks": 2}}, True),
+        ({"micro_batch_tokens": 64}, True),
+    ],
+)
+def test_a_resume_with_other_settings_is_right_or_refused_in_words(
+    made: ModuleType, tiny: Path, tmp_path: Path, changed: dict[str, Any], fits: bool
+) -> None:
+    """What only arranges the work may change; what decides a step's weights may not."""
+    straight = trained(made, tiny, 2)
+    checkpoint.write(straight, tmp_path / "c", job_id="job-1", ledger_step=2)
+    other = step.start(model.load(tiny), made.config(**changed))
+    if not fits:
+        with pytest.raises(
+            CheckpointInvalid, match=r"\[algorithm\], lora, learner\.dtype, seed or sampling\.temperature are not those"
+        ):
+            checkpoint.restore(other, tmp_path / "c", job_id="job-1")
+        return
+    checkpoint.restore(other, tmp_path / "c", job_id="job-1")
+    for one in (straight, other):
+        step.take_step(one, made.batch(step=2, seed=99))
+    for ours, theirs in zip(state(other), state(straight), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("out of memory")])
+def test_a_checkpoint_that_could_not_be_written_leaves_the_disk_as_it_was(
+    made: ModuleType, tiny: Path, tmp_path: Path, error: Exception
+) -> None:
+    """On a full disk what was written of it is what fills the disk, and the job waits for room. An older one stays."""
+    one = trained(made, tiny, 1)
+    checkpoint.write(one, tmp_path / "c", job_id="job-1", ledger_step=1)
+
+    class Full(RealFiles):
+        def write_file(self, path: Path, data: bytes | memoryview) -> None:
+            raise error
+
+    with pytest.raises(type(error)):
+        checkpoint.write(one, tmp_path / "c", job_id="job-1", ledger_step=1, files=Full())
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == ({"c"} if isinstance(error, OSError) else {"c", ".c.partial"})
+    assert resumed(made, tiny, tmp_path / "c").step == 1
 
 
 def test_staleness_and_budget_may_change(made: ModuleType) -> None:

@@ -104,11 +104,28 @@ def test_packing_places_every_rollout_once_and_keeps_to_the_budget(
         assert sum(sum(pairs[row]) for row in part) <= budget or len(part) == 1
 
 
+@settings(max_examples=40, deadline=None)
+@given(longest=st.integers(1, 400), others=st.lists(st.integers(2, 40), min_size=1, max_size=30), budget=st.integers(64, 512))
+def test_one_long_rollout_does_not_blow_up_attention(made: ModuleType, longest: int, others: list[int], budget: int) -> None:
+    """Lengths have long tails: 1 of 8000 tokens and 80 of 100 are 16,000 tokens, and would be a rectangle of 648,000 cells."""
+    batch = with_lengths(made, [(longest, 1), *((1, length - 1) for length in others)])
+    signal = collate.signal_of(batch, made.config())
+    for part in collate.split_packed(batch, budget):
+        spread = collate.pack(batch, signal, part).segments
+        assert spread is not None
+        assert spread.rows * spread.width <= collate.MOST_SPREAD * budget or len(part) == 1
+
+
+def test_rollouts_of_one_length_fill_the_budget(made: ModuleType) -> None:
+    parts = collate.split_packed(with_lengths(made, [(4, 4)] * 20), 64)
+    assert [len(part) for part in parts] == [8, 8, 4]
+
+
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
 def test_a_prepared_model_still_decodes_as_it_did(made: ModuleType, kind: str) -> None:
     """Prompts of unequal lengths, padded on the left, a token at a time through the cache."""
     policy, prompts = policy_of(kind), ((3, 4, 5, 6, 7, 8, 9), (10,), (11, 12))
-    settings = {"max_new_tokens": 6, "stop_token_ids": (1,), "token_budget": 999}
-    before = [generate.greedy(policy, (prompt,), **settings)[0] for prompt in prompts]
+    settings = {"stop_token_ids": (1,), "token_budget": 999}
+    before = [generate.greedy(policy, (prompt,), max_new_tokens=(6,), **settings)[0] for prompt in prompts]
     attention.prepare(policy.model)
-    assert list(generate.greedy(policy, prompts, **settings)) == before
+    assert list(generate.greedy(policy, prompts, max_new_tokens=(6, 6, 6), **settings)) == before

@@ -6,13 +6,16 @@ import json
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from coordinator.learner import checkpoint, collate, export, model, step
+from coordinator.learner import checkpoint, collate, export, merging, model, step
 from coordinator.learner.errors import CheckpointInvalid, ModelRefused
+from p2p.adapters.adapter_dir import open_adapter
+from tests.factories_lowrank import defined
 
 LORA = {"rank": 3, "alpha": 12, "targets": ("q_proj", "down_proj")}
 IDS = torch.tensor([[3, 9, 27, 5, 11, 2]])
@@ -72,21 +75,99 @@ def test_the_gradient_is_pefts_own(learner: step.Learner, made: ModuleType, tiny
 
 
 def test_what_is_published_is_merged(learner: step.Learner, tiny: Path, tmp_path: Path) -> None:
-    """The names and shapes of the plain model; in fp32 the merged forward pass is the adapters'; on disk its bf16."""
+    """The names and shapes of the plain model; in fp32 the merged forward pass is the adapters'; the canary is of the bits on disk."""
     export.write(learner.policy, tmp_path / "v3")
     merged = peft_twin(learner, tiny).merge_and_unload()
     published = load_file(tmp_path / "v3" / "model.safetensors")
-    assert published.keys() == load_file(tiny / "model.safetensors").keys()
-    for name, tensor in merged.state_dict().items():
-        if name in published:
-            assert torch.allclose(published[name].float(), tensor, rtol=2**-7, atol=1e-6)
+    assert {name: each.shape for name, each in published.items()} == {
+        name: each.shape for name, each in load_file(tiny / "model.safetensors").items()
+    }
     with torch.no_grad():
         assert torch.allclose(learner.policy.model(IDS).logits, merged(IDS).logits, atol=1e-5)
         loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "v3", dtype=torch.float32)
         every = torch.log_softmax(loaded(IDS).logits[0, :-1], dim=-1)
     expected = every.gather(1, IDS[0, 1:, None])[:, 0].tolist()
     assert export.canary(learner.policy, IDS[0].tolist()) == pytest.approx(expected, abs=1e-6)
-    assert not any("adapter" in path.name for path in (tmp_path / "v3").iterdir())
+
+
+def test_published_bits_are_those_of_the_low_rank_edge(learner: step.Learner, tiny: Path, tmp_path: Path) -> None:
+    """By the definition, without the loop: the first version's bits and the bf16 factors, products added in order."""
+    export.write(model.load(tiny), tmp_path / "v0")
+    export.write(learner.policy, tmp_path / "v3")
+    first, third = (load_file(tmp_path / name / "model.safetensors") for name in ("v0", "v3"))
+    edge = open_adapter(tmp_path / "v3")
+    assert edge.scale == 4.0
+    assert edge.factors.keys() == {name for name in first if "q_proj" in name or "down_proj" in name}
+    assert all(not torch.equal(first[name], third[name]) for name in edge.factors)
+    for name, tensor in first.items():
+        words = tensor.view(torch.int16).numpy().view("<u2")
+        expected = defined(words, edge.factors[name], edge.scale) if name in edge.factors else words
+        assert np.array_equal(third[name].view(torch.int16).numpy().view("<u2"), expected)
+
+
+def test_before_the_first_step_the_base_is_published(made: ModuleType, tiny: Path, tmp_path: Path) -> None:
+    """Up is zero: version 0 is the base's bf16, bit for bit, negative zeros included."""
+    export.write(step.start(model.load(tiny), made.config(lora=LORA)).policy, tmp_path / "v0")
+    published = load_file(tmp_path / "v0" / "model.safetensors")
+    for name, tensor in load_file(tiny / "model.safetensors").items():
+        assert torch.equal(published[name].view(torch.int16), tensor.to(torch.bfloat16).view(torch.int16))
+
+
+def test_the_adapter_folder_is_what_peft_loads(learner: step.Learner, tiny: Path, tmp_path: Path) -> None:
+    """On the base it computes what the learner's model does with the rounded factors; merged into version 0 it is the published version,
+    to a unit in the last place of bf16: peft multiplies matrices in an order of its own."""
+    export.write(learner.policy, tmp_path / "v3", base="/models/tiny")
+    assert not any(path.is_file() and "adapter" in path.name for path in (tmp_path / "v3").iterdir()), "the model is no adapter"
+    folder = tmp_path / "v3" / "adapter"
+    assert sorted(path.name for path in folder.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    loaded = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32), folder)
+    assert loaded.active_peft_config.base_model_name_or_path == "/models/tiny"
+    assert loaded.active_peft_config.target_modules == {"q_proj", "down_proj"}
+    rounded = learner.policy.frozen_copy()
+    with torch.no_grad():
+        for name, parameter in rounded.model.named_parameters():
+            if ".lora_" in name:
+                parameter.copy_(parameter.bfloat16())
+        assert torch.allclose(loaded(IDS).logits, rounded.model(IDS).logits, atol=1e-5)
+        assert torch.allclose(loaded(IDS).logits, learner.policy.model(IDS).logits, atol=2e-2)
+    export.write(model.load(tiny), tmp_path / "v0")
+    onto = AutoModelForCausalLM.from_pretrained(tmp_path / "v0", dtype=torch.float32)
+    merged = peft.PeftModel.from_pretrained(onto, folder).merge_and_unload().state_dict()
+    for name, tensor in load_file(tmp_path / "v3" / "model.safetensors").items():
+        assert int((ordinal(tensor) - ordinal(merged[name].bfloat16())).abs().max()) <= 1
+
+
+def ordinal(tensor: torch.Tensor) -> torch.Tensor:
+    """bf16 numbers by their place among all of them: neighbours differ by 1."""
+    bits = tensor.view(torch.int16).int()
+    return torch.where(bits < 0, -(bits & 0x7FFF), bits)
+
+
+def test_a_thread_that_flushes_subnormal_numbers_makes_the_same_bits() -> None:
+    """Weights and factors of all sizes; the sums of some would be subnormal, were faint ones not left out."""
+    torch.manual_seed(1)
+    base, down, up = (torch.randn(*shape) * 2.0 ** torch.randint(-140, 10, shape) for shape in ((40, 30), (4, 30), (40, 4)))
+    expected = merging.merged(base, down, up, 2.0**-10)
+    assert torch.set_flush_denormal(True)
+    try:
+        found = merging.merged(base, down, up, 2.0**-10)
+    finally:
+        torch.set_flush_denormal(False)
+    assert torch.equal(found.view(torch.int16), expected.view(torch.int16))
+
+
+def test_threads_share_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(2)
+    base, down, up = torch.randn(37, 50), torch.randn(3, 50), torch.randn(37, 3)
+    expected = merging.merged(base, down, up, 2.0)
+    monkeypatch.setattr(merging, "LEAST_A_THREAD", 100)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
+    assert torch.equal(merging.merged(base, down, up, 2.0), expected)
+
+
+def test_a_model_without_adapters_has_no_such_folder(tiny: Path, tmp_path: Path) -> None:
+    export.write(model.load(tiny), tmp_path / "v0")
+    assert not (tmp_path / "v0" / "adapter").exists()
 
 
 def test_the_canary_leaves_adapters_and_base_as_they_were(learner: step.Learner) -> None:

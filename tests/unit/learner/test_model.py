@@ -14,6 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from coordinator.learner import model
 from coordinator.learner.errors import ModelRefused
+from coordinator.learner.model import ARCHITECTURES
+from tests.unit.learner.test_layouts import policy_of
 
 
 @pytest.fixture
@@ -121,3 +123,31 @@ def test_an_adapter_beside_the_model_is_refused(copy: Path) -> None:
     (copy / "adapter_config.json").write_text("{}")
     with pytest.raises(ModelRefused, match="merge it into the model"):
         model.load(copy)
+
+
+SCALED = ("gemma", "gemma2", "gemma3_text")  # they compute the scale of their embeddings in the precision of the weights
+
+
+@pytest.mark.parametrize("kind", sorted(ARCHITECTURES))
+def test_mapped_weights_become_what_the_files_say_in_fp32(tmp_path: Path, kind: str) -> None:
+    """Whatever the architecture computes for itself (rotations, scales) is as exact as in a model that was read in fp32."""
+    policy_of(kind).model.bfloat16().save_pretrained(tmp_path / "m")
+    whole, mapped = model.load(tmp_path / "m").model, model.load_mapped(tmp_path / "m").model
+    assert {each.dtype for each in mapped.parameters()} == {torch.float32 if kind in SCALED else torch.bfloat16}
+    for kind_of in ("named_parameters", "named_buffers"):
+        one, other = (dict(getattr(each, kind_of)()) for each in (whole, mapped))
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name].float()) for name in one)
+
+
+def test_files_of_several_precisions_are_read_whole(copy: Path) -> None:
+    tensors = load_file(copy / "model.safetensors")
+    for changed in ({}, {name: each.bfloat16() for name, each in tensors.items() if "norm" in name}):
+        save_file(tensors | changed, copy / "model.safetensors", {"format": "pt"})
+        assert {each.dtype for each in model.load_mapped(copy).model.parameters()} == {torch.float32}
+
+
+def test_a_file_that_is_none_is_refused_mapped_as_well(copy: Path) -> None:
+    (copy / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ModelRefused, match="cannot be loaded"):
+        model.load_mapped(copy)

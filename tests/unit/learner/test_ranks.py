@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -14,9 +15,9 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from coordinator.learner import process, team
+from coordinator.learner import crew, export, model, parts, process, team
 from coordinator.learner.crew import Crew
-from coordinator.learner.errors import RankFailed, RanksRefused
+from coordinator.learner.errors import ModelRefused, RankFailed, RanksRefused
 from coordinator.learner.parts import Walk
 from coordinator.learner.team import Team
 from tests.unit.learner import two_ranks
@@ -26,8 +27,10 @@ TOLERANCE = {
     "full": 1e-9,
     "single_precision": 1e-6,
     "adapters_and_reference": 1e-9,
+    "adapters_written": 1e-5,
     "padded_with_reference": 1e-9,
     "autocast": 1e-2,
+    "mapped": 1e-6,
     "written": 1e-6,
     "disk_full": 1e-6,
 }
@@ -38,6 +41,7 @@ def both(tmp_path_factory: pytest.TempPathFactory, made: ModuleType) -> tuple[Pa
     """What one rank finds, and what two find: this process is rank 0."""
     folder = tmp_path_factory.mktemp("ranks")
     made.model_directory(folder / "tiny")
+    export.write(model.load(folder / "tiny"), folder / "half")
     process.make_deterministic()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(team, "COLLECTIVE_TIMEOUT", timedelta(seconds=120))
@@ -89,11 +93,113 @@ def test_a_publication_is_the_bf16_of_the_masters_whatever_the_ranks(both: tuple
     assert all(torch.equal(published[name], master.bfloat16()) for name, master in masters.items())
 
 
+def test_adapters_are_gathered_into_the_folder_that_one_rank_writes(
+    both: tuple[Path, dict[str, Found], dict[str, Found]],
+) -> None:
+    """Two ranks sum the gradient in another order, so a factor may differ in its last bits; names and shapes do not."""
+    folder, _, _ = both
+    ours, theirs = (load_file(folder / f"adapted-by-{size}" / "adapter" / "adapter_model.safetensors") for size in (1, 2))
+    assert {name: each.shape for name, each in ours.items()} == {name: each.shape for name, each in theirs.items()}
+    assert all(torch.allclose(each.float(), theirs[name].float(), rtol=2**-6, atol=1e-4) for name, each in ours.items())
+    assert all(float(each.norm()) > 0 for each in ours.values())
+
+
 def test_what_is_gathered_out_of_order_is_an_error() -> None:
     """Else the other ranks would gather another tensor, and the file would hold it."""
-    parts = {"a": torch.ones(1), "b": torch.ones(2)}
-    with pytest.raises(ValueError, match="out of order"), Walk(parts, ["a", "b"]) as walk:
+    pair = {"a": torch.ones(1), "b": torch.ones(2)}
+    with pytest.raises(ValueError, match="out of order"), Walk(pair, ["a", "b"]) as walk:
         walk.take("b")
+
+
+@pytest.mark.parametrize(
+    ("error", "gathered"),
+    [(OSError("disk full"), [1, 2]), (ModelRefused("no config.json"), [1, 2]), (RuntimeError("out of memory"), [1])],
+)
+def test_a_walk_goes_on_for_the_others_only_where_this_rank_lives_on(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, gathered: list[int]
+) -> None:
+    """After a gathering that failed, the next one would meet the others in this one: they would wait, or take its numbers for others."""
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr(parts, "whole", seen.append)
+
+    def walked() -> None:
+        with Walk({"a": torch.ones(1), "b": torch.ones(2)}, ["a", "b"]) as walk:
+            walk.take("a")
+            raise error
+
+    with pytest.raises(type(error)):
+        walked()
+    assert [len(each) for each in seen] == gathered
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Exit codes that this process would have ended with."""
+    codes: list[int] = []
+    monkeypatch.setattr(crew, "_ended", codes.append)
+    return codes
+
+
+def crew_of(monkeypatch: pytest.MonkeyPatch, code: str) -> Crew:
+    """Rank 0's hold on one other, which does as `code` says."""
+
+    def spawn(_: Crew, rank: int, size: int, meeting: Path) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", code, str(meeting.parent)], stdin=subprocess.PIPE)
+
+    monkeypatch.setattr(Crew, "_spawn", spawn)
+    one = Crew("cpu")
+    one.start(2)
+    return one
+
+
+def watched(one: Crew) -> None:
+    """Wait until the watcher of the other has made up its mind."""
+    for thread in threading.enumerate():
+        if thread.name == "rank 1":
+            thread.join(30)
+    assert one._folder is not None
+
+
+def test_the_words_of_a_rank_that_failed_are_in_rank_0s_last_line(
+    monkeypatch: pytest.MonkeyPatch, ended: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That line is what the coordinator reads."""
+    monkeypatch.setattr(crew, "OWN_WORDS_S", 0.0)
+    code = (
+        "import sys; from pathlib import Path\nPath(sys.argv[1], 'words-1').write_text('RuntimeError: out of memory'); sys.exit(1)"
+    )
+    one = crew_of(monkeypatch, code)
+    watched(one)
+    assert ended == [crew.RANK_LOST]
+    assert capsys.readouterr().err == ("learner: rank 1 ended with exit code 1 (RuntimeError: out of memory); all ranks end\n")
+    one.close()
+
+
+def test_last_words_are_one_short_line_or_none(tmp_path: Path) -> None:
+    crew.leave_words(tmp_path, 1, "RuntimeError: out of memory\nat line 5")
+    assert (tmp_path / "words-1").read_text() == "RuntimeError: out of memory"
+    crew.leave_words(tmp_path, 2, "x" * 10_000)
+    assert (tmp_path / "words-2").read_text() == "x" * crew.WORDS_LIMIT
+    crew.leave_words(tmp_path / "gone", 1, "nobody asks")
+
+
+def test_rank_0_may_say_itself_why_all_failed(monkeypatch: pytest.MonkeyPatch, ended: list[int]) -> None:
+    """What fails one rank often fails rank 0 as well, a moment later: then the coordinator gets its answer, not a closed link."""
+    monkeypatch.setattr(crew, "OWN_WORDS_S", 60.0)
+    one = crew_of(monkeypatch, "raise SystemExit(1)")
+    one._others[0].wait(30)
+    one.close()
+    watched(one)
+    assert ended == []
+
+
+def test_a_rank_that_was_killed_ends_rank_0_at_once(monkeypatch: pytest.MonkeyPatch, ended: list[int]) -> None:
+    monkeypatch.setattr(crew, "OWN_WORDS_S", 60.0)
+    one = crew_of(monkeypatch, "input()")
+    one._others[0].kill()
+    watched(one)
+    assert ended == [crew.RANK_LOST]
+    one.close()
 
 
 def test_a_rank_that_cannot_do_its_part_holds_back_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,8 +222,8 @@ def test_more_ranks_than_the_host_holds_are_refused_before_one_starts(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
     assert team.refusal(fits, device) is None
-    crew = Crew(device)
-    crew.start(fits + 1)
+    one = Crew(device)
+    one.start(fits + 1)
     with pytest.raises(RanksRefused, match=rf"learner\.ranks is {fits + 1}, this host has room for {most}"):
-        crew.join(fits + 1)
-    assert crew._others == []
+        one.join(fits + 1)
+    assert one._others == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from coordinator.learner import checkpoint, crash_point
+from coordinator.learner import checkpoint, crash_point, process, step
 from coordinator.learner.session import Session
 from coordinator.wire.learner_link import (
+    ANSWERS,
     Checkpoint,
     Checkpointed,
     Evaluate,
@@ -30,7 +32,7 @@ from coordinator.wire.learner_link import (
 )
 
 FENCE = 7
-EVALUATE = Evaluate(fence=FENCE, prompts=((3, 4), (5,)), max_new_tokens=4, stop_token_ids=(1,))
+EVALUATE = Evaluate(fence=FENCE, prompts=((3, 4), (5,)), max_new_tokens=(4, 4), stop_token_ids=(1,))
 
 
 @pytest.fixture
@@ -117,6 +119,20 @@ def test_the_reference_is_version_0_after_a_resume_too(made: ModuleType, tmp_pat
     assert values[3] == values[2] > 0.0
 
 
+def test_a_figure_that_is_no_number_is_said(
+    session: Session, made: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator leaves it out of the rows and makes it an event: dropped here, a diverged job would look healthy."""
+    figures = {"loss/mean": math.nan, "optim/grad_norm": math.inf, "optim/applied": 0.0}
+    monkeypatch.setattr(step, "take_step", lambda *_: figures)
+    answer = session.answer(train(made, tmp_path, 0))
+    assert isinstance(answer, Trained)
+    told = ANSWERS.validate_json(process._line(answer))
+    assert isinstance(told, Trained)
+    assert math.isnan(told.metrics["loss/mean"])
+    assert told.metrics["optim/grad_norm"] == math.inf
+
+
 @pytest.mark.parametrize("kind", ["train", "snapshot", "checkpoint", "evaluate", "log", "stop", "start"])
 def test_another_fence_is_refused_whatever_it_asks(
     session: Session, made: ModuleType, tmp_path: Path, start: Callable[..., Start], kind: str
@@ -160,6 +176,10 @@ def test_work_before_start_and_a_second_start_are_refused(session: Session, star
 @pytest.mark.parametrize("prompts", [((),), ((32,),), ((-1,),)])
 def test_prompts_outside_the_vocabulary_are_refused(session: Session, prompts: tuple[tuple[int, ...], ...]) -> None:
     assert refused(session.answer(EVALUATE.model_copy(update={"prompts": prompts}))) == ("bad_prompts", False)
+
+
+def test_every_prompt_needs_a_limit(session: Session) -> None:
+    assert refused(session.answer(EVALUATE.model_copy(update={"max_new_tokens": (4,)}))) == ("bad_limits", False)
 
 
 def test_a_start_that_cannot_be_is_fatal(start: Callable[..., Start], tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -128,3 +130,39 @@ def test_tensorboard_holds_the_scalars(made: ModuleType, tmp_path: Path) -> None
     events.Reload()
     found = [(event.step, event.value, event.wall_time) for event in events.Scalars("reward/all/mean")]
     assert found == [(0, 0.0, 100.0), (1, 0.25, 101.0), (2, 0.5, 102.0)]
+
+
+@pytest.mark.parametrize("name", ["trackio", "wandb"])
+def test_a_service_that_cannot_be_reached_at_the_start_costs_nothing_but_its_sink(
+    made: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    def init(**_: object) -> None:
+        raise ConnectionError("no route")
+
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(init=init))
+    opened = sinks.open_sinks(tmp_path, "job-1", config(made, name))
+    opened.write(0, 1.0, {})
+    opened.close()
+    assert [line["step"] for line in lines(tmp_path)] == [0]
+    assert f"metrics.sinks {name} could not be opened and is left out: no route" in capsys.readouterr().err
+
+
+def test_a_full_disk_leaves_whole_lines_and_the_next_step_is_tried(
+    made: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file size limit of this process stands for the disk: the kernel writes as much as fits, then refuses."""
+    opened = sinks.open_sinks(tmp_path, "job-1", config(made))
+    opened.write(0, 1.0, {"entropy": 1.0})
+    room = (tmp_path / sinks.FILE).stat().st_size + 10
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+        opened.write(1, 2.0, {"entropy": 1.0})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert "failed at step 1 and lacks that step" in capsys.readouterr().err
+    opened.write(2, 3.0, {"entropy": 1.0})
+    opened.close()
+    assert [line["step"] for line in lines(tmp_path)] == [0, 2]

@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from coordinator.learner import checkpoint, export, generate, model, process, step
-from coordinator.learner.parts import whole
+from coordinator.learner.parts import local, whole
 from coordinator.learner.team import Team, join
 from coordinator.wire.job import JobConfig
 
 Found = dict[str, Tensor]
 MICRO = 64  # tokens; gives an odd number of micro-batches, so that one rank is idle at the end
 PROMPTS = ((3, 4, 5), (6,), (7, 8), (9, 10, 11, 12), (13,))
+LIMITS = (5, 2, 5, 0, 4)  # so that ranks have unequal work
 
 
 def factories() -> ModuleType:
@@ -94,6 +95,15 @@ def autocast(team: Team, folder: Path) -> Found:
     return gradient(learner(team, folder, config(learner={"dtype": "bfloat16"}), dtype=torch.float32))
 
 
+def mapped(team: Team, folder: Path) -> Found:
+    """From a directory in bf16, as most are: one rank reads it in fp32, two leave it in its file until they shard it."""
+    policy = model.load(folder / "half") if team.size == 1 else model.load_mapped(folder / "half")
+    assert {each.dtype for each in policy.model.parameters()} == {torch.float32 if team.size == 1 else torch.bfloat16}
+    one = step.start(policy, config(reference_kl=0.1), team=team)
+    assert {local(each).dtype for each in one.policy.model.parameters()} == {torch.float32}
+    return {f"gradient {name}": each for name, each in gradient(one).items()} | steps(one, 2)
+
+
 def written(team: Team, folder: Path) -> Found:
     """Two steps, a checkpoint, a snapshot and what it says; then on from the checkpoint that one rank wrote."""
     one = learner(team, folder, config(), dtype=torch.float32)
@@ -112,11 +122,20 @@ def written(team: Team, folder: Path) -> Found:
 
 
 def spoken(team: Team, one: step.Learner) -> Found:
-    said = generate.greedy(one.policy, PROMPTS, max_new_tokens=5, stop_token_ids=(1,), token_budget=8, team=team)
+    said = generate.greedy(one.policy, PROMPTS, max_new_tokens=LIMITS, stop_token_ids=(1,), token_budget=8, team=team)
     return {
         "greedy": torch.tensor([token for ids in said for token in (*ids, -1)]).double(),
         "canary": torch.tensor(export.canary(one.policy, (2, 9, 4, 7))),
     }
+
+
+def adapters_written(team: Team, folder: Path) -> Found:
+    """A snapshot with adapters, after a step."""
+    one = learner(team, folder, config(lora={"rank": 3, "alpha": 8}), dtype=torch.float32)
+    steps(one, 1)
+    directory = folder / f"adapted-by-{team.size}"
+    put(team, lambda: export.write(one.policy, directory), lambda: export.follow(one.policy))
+    return {"canary": torch.tensor(export.canary(one.policy, (2, 9, 4, 7)))}
 
 
 def disk_full(team: Team, folder: Path) -> Found:
@@ -141,7 +160,17 @@ def put(team: Team, write: Callable[[], None], follow: Callable[[], None]) -> No
 
 SCENARIOS: dict[str, Callable[[Team, Path], Found]] = {
     each.__name__: each
-    for each in (full, single_precision, adapters_and_reference, padded_with_reference, autocast, written, disk_full)
+    for each in (
+        full,
+        single_precision,
+        adapters_and_reference,
+        adapters_written,
+        padded_with_reference,
+        autocast,
+        mapped,
+        written,
+        disk_full,
+    )
 }
 
 if __name__ == "__main__":
