@@ -14,9 +14,10 @@ import numpy as np
 from p2p.codec import planes
 from p2p.codec.delta import Delta
 from p2p.codec.layout import Base, Bytes, Chunk, Shard
+from p2p.codec.lowrank import LowRank
 from p2p.codec.pieces import Reader
 
-__all__ = ["ENCODINGS", "Base", "Delta", "Encoding", "Planes", "Raw"]
+__all__ = ["ENCODINGS", "Base", "Delta", "Encoding", "LowRank", "Planes", "Raw"]
 
 
 class Encoding(Protocol):
@@ -54,4 +55,4 @@ class Planes:
         return planes.decode(chunks, plan)
 
 
-ENCODINGS: Mapping[str, Encoding] = MappingProxyType({"raw": Raw(), "planes": Planes(), "delta": Delta()})
+ENCODINGS: Mapping[str, Encoding] = MappingProxyType({"raw": Raw(), "planes": Planes(), "delta": Delta(), "lowrank": LowRank()})

@@ -70,7 +70,9 @@ def parse_header(data: bytes, *, data_bytes: int) -> Header:
             )
         end += one.tensor.nbytes
     if end != data_bytes:
-        raise SnapshotError(f"the tensors end at byte {end} but the file holds {data_bytes} bytes after its header")
+        raise SnapshotError(
+            f"the tensors end at byte {end} but the file holds {data_bytes} bytes after its header: copy or download it again"
+        )
     return Header(tuple(located), metadata)
 
 
