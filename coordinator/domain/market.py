@@ -46,7 +46,7 @@ class Figures:
 
     Attributes:
         train_s: one step; None until enough steps were taken.
-        bcast_p95_s: from publication until the version is served, 95th percentile.
+        bcast_p95_s: from publication until the version is served, 95th percentile; a forecast until one was measured (`is_bcast_forecast`).
         grade_s: from a completion's arrival to its reward.
         no_signal: share of groups that are replaced because their rewards are all alike.
         lengths: tokens of completions.
@@ -62,6 +62,7 @@ class Figures:
     refresh_bytes: float = 0.0
     start_bytes: float = 0.0
     seeder_up: float = 0.0
+    is_bcast_forecast: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,9 +367,8 @@ def _unpicked(market: JobMarket, activation: Activation, now: float) -> dict[str
 
 def _verdict(market: JobMarket, active: Mapping[str, str], standby: Mapping[str, str], reason: str, now: float) -> Verdict:
     serving = [one for one in market.bidders if one.worker_id in active]
-    bringing = [
-        one for one in serving if one.holds or one.uusd_per_hour
-    ]  # who asks for nothing serves the job whose weights it holds
+    # Who asks for nothing serves the job whose weights it holds.
+    bringing = [one for one in serving if one.holds or one.uusd_per_hour]
     waiting = {one.worker_id: f"standby: {one.barred}" for one in market.bidders if not one.is_ready}
     inputs = inputs_of(market, bringing, now)
     return Verdict(

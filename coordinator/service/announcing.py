@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import structlog
 
 from coordinator.domain.model import Job
+from coordinator.service import lowrank
 from coordinator.service.deps import Deps
 from coordinator.service.edges import extend
 from coordinator.service.job_ports import Publisher, PublishInterrupted
@@ -70,5 +71,6 @@ class Announcer:
                     raise
                 log.warning("announcement_interrupted", job=job.id, version=shot.version, reason=str(error))
                 await asyncio.sleep(PAUSE_S * 2**attempt)
+        await lowrank.extend(self._deps, self._publisher, job, shot.version)
         await extend(self._deps, self._publisher, job, shot.version)
         await retire(self._deps, self._publisher, job)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -22,6 +22,7 @@ from p2p.domain import lineage
 from p2p.domain.hops import Hop
 from p2p.domain.lineage import Way
 from p2p.domain.manifest import Manifest
+from p2p.errors import ManifestError
 
 log = structlog.get_logger()
 GONE = ""  # the directory of a publication whose directory was removed
@@ -113,6 +114,16 @@ async def base_for(reader: Reader, job_id: str, version: int, *, link: float) ->
     return None if base is None else _base(base, known, link)
 
 
+async def held_rivals(reader: Reader, job_id: str, version: int, digest: str, *, link: float) -> list[BaseSnapshot]:
+    """Versions of that number with other bits that some worker holds, which are about to be replaced by `digest`. `link`: bytes a second."""
+    rivals = await reader.select(Publication, job_id=job_id, version=version, state=KNOWN)
+    held = [one for one in rivals if one.digest != digest and await reader.count(Holding, job_id=job_id, digest=one.digest)]
+    if not held:
+        return []
+    known = await read_lineage(reader, job_id)
+    return [_base(one, known, link) for one in await asyncio.to_thread(lambda: list(filter(is_there, held)))]
+
+
 async def extend(deps: Deps, publisher: Publisher, job: Job, version: int) -> None:
     """Give `version`, just announced, the edges that the lineage wants the newest publication to have.
 
@@ -124,36 +135,53 @@ async def extend(deps: Deps, publisher: Publisher, job: Job, version: int) -> No
                 return
 
 
+def newest_public(known: Lineage, version: int) -> Publication | None:
+    """The newest publication, if it is that of `version` and still public."""
+    newest = known.publications[-1] if known.publications else None
+    if newest is None or newest.version != version or newest.state is not PublicationState.PUBLISHED:
+        return None
+    return newest
+
+
 async def _extend_once(deps: Deps, publisher: Publisher, job: Job, version: int) -> bool:
     """Whether edges were made."""
     known = await deps.store.read(lambda r: read_lineage(r, job.id))
-    newest = known.publications[-1] if known.publications else None
-    if newest is None or newest.version != version or newest.state is not PublicationState.PUBLISHED:
+    newest = newest_public(known, version)
+    if newest is None:
         return False
     due = lineage.due(known.order, known.ways, parameters=_parameters(newest))
     link = deps.presence.median_uplink()
     wanted = [publication for publication in known.publications if publication.digest in due.bases]
-    bases = [_base(publication, known, link) for publication in await asyncio.to_thread(lambda: list(filter(is_there, wanted)))]
+    bases = await asyncio.to_thread(lambda: [base for one in wanted if (base := _base_or_path(one, known, link)) is not None])
     if not bases and not due.keyframe:
         return False
+    return await add_edges(deps, publisher, newest, bases=bases, keyframe=due.keyframe)
+
+
+async def add_edges(
+    deps: Deps, publisher: Publisher, newest: Publication, *, bases: Sequence[BaseSnapshot], keyframe: bool = False
+) -> bool:
+    """Make edges to the newest version and save their rows; whether there are any. One that cannot be made is left out, and logged."""
     try:
-        hops = await publisher.add_edges(Path(newest.directory), manifest=newest.manifest, bases=bases, keyframe=due.keyframe)
+        hops = await publisher.add_edges(Path(newest.directory), manifest=newest.manifest, bases=bases, keyframe=keyframe)
     except (PublishFailed, PublishInterrupted) as error:
-        log.warning("edges_not_made", job=job.id, version=newest.version, reason=str(error))
+        log.warning("edges_not_made", job=newest.job_id, version=newest.version, reason=str(error))
         return False
     finally:
-        forthcoming.close(deps, job.id)
-    deps.reach("publish.edges_written")
-    await deps.store.write(lambda tx: _save_edges(tx, newest, hops, now=deps.clock.now()))
-    return bool(hops)
-
-
-async def _save_edges(tx: Tx, newest: Publication, hops: Sequence[SignedHop], *, now: float) -> None:
-    row = await tx.get(Publication, newest.job_id, newest.version, newest.digest)
-    if row is None or row.state is PublicationState.ROLLED_BACK:
-        return
+        forthcoming.close(deps, newest.job_id)
     rows = [edge_row(hop) for hop in hops]
-    if not rows:
+    left_out = {base.digest for base in bases} - {row.base_digest for row in rows}
+    if left_out:
+        words = "their bits are not what they should be, or cannot be made again"
+        log.warning("edges_left_out", job=newest.job_id, version=newest.version, bases=sorted(left_out), reason=words)
+    deps.reach("publish.edges_written")
+    await deps.store.write(lambda tx: _save_edges(tx, newest, rows, now=deps.clock.now()))
+    return bool(rows)
+
+
+async def _save_edges(tx: Tx, newest: Publication, rows: Sequence[EdgeRow], *, now: float) -> None:
+    row = await tx.get(Publication, newest.job_id, newest.version, newest.digest)
+    if row is None or row.state is PublicationState.ROLLED_BACK or not rows:
         return
     await tx.put(*rows)
     if any(one.base_digest is None for one in rows):
@@ -177,15 +205,6 @@ async def drop_unneeded(tx: Tx, job_id: str, *, in_use: frozenset[str]) -> list[
     return doomed
 
 
-async def drop_edges_of(tx: Tx, lost: Publication) -> list[EdgeRow]:
-    """A digest was rolled back: the edges from it and to it go."""
-    doomed = await tx.select(EdgeRow, job_id=lost.job_id, digest=lost.digest)
-    doomed += await tx.select(EdgeRow, job_id=lost.job_id, base_digest=lost.digest)
-    for row in doomed:
-        await tx.delete(EdgeRow, job_id=lost.job_id, id=row.id)
-    return doomed
-
-
 def needed_directories(known: Lineage) -> frozenset[str]:
     """Directories whose bits edges to come are made against."""
     digests = lineage.anchors(known.order, known.ways)
@@ -199,12 +218,24 @@ def path_for(known: Sequence[EdgeRow], target: str, *, held: frozenset[str], dou
     return tuple(rows[way.id] for way in route)
 
 
+def _base_or_path(publication: Publication, known: Lineage, link: float) -> BaseSnapshot | None:
+    """With its directory, or with the edges by which its bits can be made again; None where neither is left. Blocks."""
+    base = _base(publication, known, link)
+    if is_there(publication):
+        return base
+    try:
+        route = path_for(known.edges, publication.digest, held=frozenset(), doubted=frozenset())
+    except ManifestError:
+        return None
+    return replace(base, path=tuple(row.document for row in route))
+
+
 def _parameters(publication: Publication) -> int:
     return Manifest.from_json(publication.manifest).elements
 
 
 def _base(publication: Publication, known: Lineage, link: float) -> BaseSnapshot:
     """With what its delta may take: about what the newest delta did."""
-    deltas = [row for row in known.edges if row.base_digest is not None]
+    deltas = [row for row in known.edges if row.encoding == lineage.DELTA]
     expected = max(deltas, key=lambda row: row.version).nbytes if deltas else 0
     return BaseSnapshot(publication.version, publication.digest, publication.directory, expected, link)

@@ -10,6 +10,7 @@ from typing import Protocol
 from coordinator.domain.model import Job
 from coordinator.service.ports import DataPlane
 from coordinator.wire.learner_link import Answer, Request
+from p2p.domain.lineage import DELTA
 
 
 class LearnerLost(Exception):
@@ -67,9 +68,10 @@ class SignedManifest:
 
 @dataclass(frozen=True, slots=True)
 class BaseSnapshot:
-    """A version to encode against. `expected_bytes` is what the delta may take; 0: not known.
+    """A version to encode against. `expected_bytes` is what the edge may take; 0: not known.
 
-    `link_bytes_per_s`: how fast a delta spreads, as far as known.
+    `link_bytes_per_s`: how fast a delta spreads, as far as known. `encoding`: delta or lowrank. `instead`: what to encode against where
+    this one does not do. `path`, where the directory is gone: documents of the hops by which its bits can be made again, a keyframe first.
     """
 
     version: int
@@ -77,6 +79,9 @@ class BaseSnapshot:
     directory: str
     expected_bytes: int = 0
     link_bytes_per_s: float = 12.5e6
+    encoding: str = DELTA
+    instead: BaseSnapshot | None = None
+    path: tuple[str, ...] = ()
 
 
 class Publisher(Protocol):
@@ -85,7 +90,7 @@ class Publisher(Protocol):
     async def publish(
         self, directory: Path, *, job_id: str, version: int, canary_ids: Sequence[int], base: BaseSnapshot | None = None
     ) -> SignedManifest:
-        """One delta against `base`; keyframes if there is none that fits. Pieces are durable when this returns.
+        """One edge against `base`; keyframes if there is none that fits. Pieces are durable when this returns.
 
         Raises PublishFailed, PublishInterrupted.
         """

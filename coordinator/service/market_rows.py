@@ -21,7 +21,6 @@ from coordinator.domain.model import (
     Job,
     JobState,
     Lease,
-    Metric,
     QuoteRow,
     Refusal,
     Rollout,
@@ -34,7 +33,7 @@ from coordinator.domain.turns import is_played
 from coordinator.service.deps import Deps
 from coordinator.service.ledger import spent_since, spent_uusd
 from coordinator.service.ports import Reader
-from coordinator.service.timings import Timings, read_timings
+from coordinator.service.timings import Timings, newest_metric, read_timings, refresh_bytes
 from coordinator.service.worker_places import may_serve
 from pricing.cost import HOUR_S
 from pricing.offers import BYTES_PER_MBIT
@@ -71,9 +70,8 @@ class Pool:
     sessions: Mapping[str, tuple[WorkerSession, ...]]
     invited_to: Mapping[str, tuple[str, ...]]
     tried_until: Mapping[str, float]
-    holders: Mapping[
-        str, frozenset[str]
-    ]  # by job, where several share the pool: workers with a version that can serve its next step
+    # By job, where several share the pool: workers with a version that can serve its next step.
+    holders: Mapping[str, frozenset[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,14 +300,16 @@ def _barred(job: Job, worker: Worker, quote: QuoteRow | None, own: Sequence[Quot
 async def _figures(reader: Reader, job: Job, timings: Timings, work: _Work) -> Figures:
     spans = ((one.graded_at, one.accepted_at) for one in work.rollouts)
     graded = [max(end - begin, 0.0) for end, begin in spans if end is not None and begin is not None]  # the clock may step back
+    whole = await newest_metric(reader, job.id, "publish/bytes_full")
     return Figures(
         train_s=timings.train_s(least=MEASURED_STEPS),
         bcast_p95_s=timings.bcast_p95_s,
         grade_s=fmean(graded) if graded else 0.0,
         no_signal=await _no_signal(reader, job, timings),
         lengths=work.lengths,
-        refresh_bytes=await _newest(reader, job.id, "publish/bytes"),
-        start_bytes=await _newest(reader, job.id, "publish/bytes_full"),
+        refresh_bytes=await refresh_bytes(reader, job),
+        start_bytes=0.0 if whole is None else whole.value,
+        is_bcast_forecast=timings.is_forecast,
     )
 
 
@@ -327,11 +327,6 @@ async def _no_signal(reader: Reader, job: Job, timings: Timings) -> float:
 async def _changed_at(reader: Reader, job: Job) -> float | None:
     newest = await reader.select(Event, job_id=job.id, kind="worker_activated", order_by="-seq", limit=1)
     return newest[0].at if newest else None
-
-
-async def _newest(reader: Reader, job_id: str, name: str) -> float:
-    newest = await reader.select(Metric, job_id=job_id, name=name, order_by="-step", limit=1)
-    return newest[0].value if newest else 0.0
 
 
 async def _gone(reader: Reader, open_quotes: Sequence[QuoteRow], able: Sequence[Worker]) -> dict[str, tuple[float, str]]:

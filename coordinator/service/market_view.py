@@ -82,6 +82,7 @@ def _job(shown: Shown, bought: tuple[GainView, ...]) -> JobMarketView:
         warning_line=None if assessment is None else assessment.line.bound,
         train_s=market.figures.train_s,
         bcast_p95_s=market.figures.bcast_p95_s,
+        is_bcast_forecast=market.figures.is_bcast_forecast,
         predicted_idle=shown.predicted_idle,
         measured_idle=shown.measured_idle,
         gains=bought,

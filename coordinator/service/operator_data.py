@@ -27,6 +27,7 @@ from coordinator.wire.rest import (
     RolloutsQuery,
     RolloutView,
 )
+from p2p.codec import peft_files
 
 VERSIONS_SHOWN = 200
 Place = tuple[int, Literal["publication", "checkpoint"], str | None, float, str]  # version, source, digest, at, directory
@@ -105,7 +106,8 @@ async def checkpoints(deps: Deps, caller: Caller, job_id: str) -> CheckpointList
 async def checkpoint_file(deps: Deps, caller: Caller, job_id: str, version: int, name: str) -> Path:
     """The path of one downloadable file. Raises RequestRefused."""
     places = await deps.store.read(lambda reader: _places(reader, caller, job_id))
-    candidates = [Path(place[4]) / name for place in places if place[0] == version]
+    directories = [Path(place[4]) for place in places if place[0] == version]
+    candidates = [folder / name for directory in directories for folder in (directory, directory / peft_files.FOLDER)]
     found = await asyncio.to_thread(_first_file, candidates, name)
     if found is None:
         raise _no_file(version, name)
@@ -141,7 +143,8 @@ def _present(places: Sequence[Place]) -> tuple[CheckpointView, ...]:
     for version, source, digest, at, directory in places:
         files = _files(Path(directory))
         if files:
-            views.append(CheckpointView(version=version, source=source, digest=digest, at=at, files=files))
+            adapter = _files(Path(directory) / peft_files.FOLDER)
+            views.append(CheckpointView(version=version, source=source, digest=digest, at=at, files=files, adapter=adapter))
     return tuple(views)
 
 

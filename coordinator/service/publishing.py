@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import structlog
 
 from coordinator.domain import publication as rules
 from coordinator.domain.model import (
@@ -32,13 +34,18 @@ from coordinator.domain.seeds import derive
 from coordinator.domain.states import GROUP, PUBLICATION, TERMINAL, move
 from coordinator.service import forthcoming
 from coordinator.service.deps import NEWS, VERSIONS, Deps
-from coordinator.service.edges import GONE, base_for, drop_edges_of, drop_unneeded, edge_row, needed_directories, read_lineage
-from coordinator.service.job_ports import Publisher, SignedManifest
+from coordinator.service.edges import GONE, drop_unneeded, edge_row, held_rivals, needed_directories, read_lineage
+from coordinator.service.job_ports import Publisher, PublishFailed, SignedHop, SignedManifest
+from coordinator.service.lowrank import base_for, kept_versions
+from coordinator.service.plan_model import model_facts
 from coordinator.service.ports import Reader, Tx
 from coordinator.service.recording import record_event, record_metrics
+from coordinator.service.timings import FORECAST
 from coordinator.service.worker_leases import end_leases
 from coordinator.service.worker_presence import FETCH_PATIENCE_S
 from coordinator.wire.learner_link import Snapshotted
+
+log = structlog.get_logger()
 
 
 def snapshot_directory(deps: Deps, job: Job, version: int) -> Path:
@@ -55,22 +62,43 @@ async def announce(deps: Deps, publisher: Publisher, job: Job, shot: Snapshotted
     """Encode and publish; an identical digest that is known already changes nothing, nor does a job that has ended."""
     async with deps.pieces:
         try:
-            base = await deps.store.read(lambda r: base_for(r, job.id, shot.version, link=deps.presence.median_uplink()))
+            base = await deps.store.read(lambda r: base_for(r, job, shot.version, link=deps.presence.median_uplink()))
             signed = await publisher.publish(
                 Path(shot.directory), job_id=job.id, version=shot.version, canary_ids=canary_ids, base=base
             )
+            forecast = await asyncio.to_thread(_forecast, job, shot) if base is None else {}
+            bridges = await _bridges(deps, publisher, job, shot, signed)
             deps.reach("publish.pieces_written")
-            saved = await deps.store.write(lambda tx: _save(tx, job, shot, signed, now=deps.clock.now()))
+            saved = await deps.store.write(lambda tx: _save(tx, job, shot, signed, bridges, forecast, now=deps.clock.now()))
         finally:
             forthcoming.close(deps, job.id)
         for topic in (VERSIONS, NEWS):
             deps.wake.notify(topic)
         deps.reach("publish.rows_written")
-        unused = [] if saved.is_new else [signed.text]
-        await _remove_pieces(deps, publisher, [*unused, *(lost.manifest for lost in saved.lost), *saved.lost_edges])
+        unused = [] if saved.is_new else [signed.text, *(hop.text for hop in bridges)]
+        await _remove_pieces(deps, publisher, [*unused, *(lost.manifest for lost in saved.lost)])
     directories = [lost.directory for lost in saved.lost] + ([] if saved.is_new else [shot.directory])
     await remove_directories(directories)
     deps.wake.notify(job.id)
+
+
+async def _bridges(deps: Deps, publisher: Publisher, job: Job, shot: Snapshotted, signed: SignedManifest) -> tuple[SignedHop, ...]:
+    """Edges from the bits that this version replaces, for workers that hold them: each would fetch a whole snapshot otherwise."""
+    link = deps.presence.median_uplink()
+    bases = await deps.store.read(lambda r: held_rivals(r, job.id, shot.version, signed.digest, link=link))
+    if not bases:
+        return ()
+    try:
+        return await publisher.add_edges(Path(shot.directory), manifest=signed.text, bases=bases, keyframe=False)
+    except PublishFailed as error:
+        log.warning("edges_not_made", job=job.id, version=shot.version, reason=str(error))
+        return ()
+
+
+def _forecast(job: Job, shot: Snapshotted) -> dict[str, float]:
+    """What the next version's delta will weigh, from the bits of this one, which goes out whole. Not of adapters, which stay as they are in size."""
+    found = {} if job.config.lora is not None else model_facts(Path(shot.directory), job.config.algorithm.learning_rate)
+    return {FORECAST: found["delta_bytes"].value} if "delta_bytes" in found else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +107,22 @@ class _Saved:
 
     is_new: bool
     lost: tuple[Publication, ...] = ()
-    lost_edges: tuple[str, ...] = ()  # their documents
 
 
-async def _save(tx: Tx, job: Job, shot: Snapshotted, signed: SignedManifest, *, now: float) -> _Saved:
-    """Write the publication's row, unless this very digest is known or the job has ended."""
+async def _save(
+    tx: Tx,
+    job: Job,
+    shot: Snapshotted,
+    signed: SignedManifest,
+    bridges: Sequence[SignedHop],
+    forecast: Mapping[str, float],
+    *,
+    now: float,
+) -> _Saved:
+    """Write the publication's row, unless this very digest is known or the job has ended.
+
+    Edges over a digest that it replaces stay for now (`drop_unneeded`): the replay may not have come to the newest version yet.
+    """
     row = await tx.get(Job, job.id)
     if row is None or row.state in TERMINAL[JobState]:
         return _Saved(False)
@@ -91,12 +130,12 @@ async def _save(tx: Tx, job: Job, shot: Snapshotted, signed: SignedManifest, *, 
     current = [p for p in known if p.state is not PublicationState.ROLLED_BACK]
     if any(p.digest == signed.digest for p in current):
         return _Saved(False)
-    lost_edges = [row.document for lost in current for row in await drop_edges_of(tx, lost)]
     for lost in current:
         await roll_back(tx, lost, now=now)
     edges = [edge_row(hop) for hop in signed.hops]
     await tx.put(
         *edges,
+        *(edge_row(hop) for hop in bridges),
         Publication(
             job_id=job.id,
             version=shot.version,
@@ -118,8 +157,8 @@ async def _save(tx: Tx, job: Job, shot: Snapshotted, signed: SignedManifest, *, 
     }
     if edges:
         figures |= {"publish/bytes": float(min(row.nbytes for row in edges)), "publish/bytes_full": float(signed.full_bytes)}
-    await record_metrics(tx, job.id, shot.version, figures, now=now)
-    return _Saved(True, tuple(current), tuple(lost_edges))
+    await record_metrics(tx, job.id, shot.version, {**figures, **forecast}, now=now)
+    return _Saved(True, tuple(current))
 
 
 def _published_again(earlier: Sequence[Publication]) -> PublicationState:
@@ -200,7 +239,7 @@ async def _retire_rows(tx: Tx, job: Job, fetched: Set[int], in_use: frozenset[st
         newest_held[holding.worker_id] = max(holding.version, newest_held.get(holding.worker_id, 0))
     leased = {lease.version for lease in await tx.select(Lease, job_id=job.id, state=LeaseState.LIVE)}
     # The one before the newest stays: workers may be about to fetch it, or need it as the base of what comes.
-    needed = frozenset(newest_held.values()) | leased | fetched | {p.version for p in current[-2:]}
+    needed = frozenset(newest_held.values()) | leased | fetched | {p.version for p in current[-2:]} | kept_versions(job)
     versions = rules.retired([p.version for p in current], held_or_leased=needed, newest=current[-1].version)
     gone = [p for p in current if p.version in set(versions)]
     for publication in gone:

@@ -9,15 +9,15 @@ from coordinator.domain.model import EdgeRow, Invite, Job, Publication, Publicat
 from coordinator.service.deps import Deps
 from coordinator.service.edges import path_for
 from coordinator.service.forthcoming import topic
+from coordinator.service.lowrank import first_version
+from coordinator.service.piece_names import PieceNames, name_of
 from coordinator.service.ports import Reader
 from coordinator.service.transfers import Transfer
 from coordinator.service.worker_places import may_serve
 from coordinator.service.worker_refusals import ProtocolRefusal
-from coordinator.wire.messages import BatchesReply, ManifestReply, SignedBatch, SignedHop
-from p2p.domain.hops import pieces_named
+from coordinator.wire.messages import BaseVersion, BatchesReply, ManifestReply, SignedBatch, SignedHop
 from p2p.errors import ManifestError
 
-TEXTS_CACHED = 256
 BATCH_WAIT_S = 5.0
 FRESH_S = 0.5
 BATCHES_MOST = 64  # of one reply
@@ -54,18 +54,19 @@ async def manifest(deps: Deps, known: KnownEdges, worker: Worker, wanted: Wanted
     """The signed manifest of a published version, and the cheapest path to it. Raises ProtocolRefusal."""
     job_id, version, digest = wanted.job_id, wanted.version, wanted.digest
 
-    async def read(reader: Reader) -> tuple[Publication, list[EdgeRow]]:
-        await _check_allowed(reader, worker, job_id)
+    async def read(reader: Reader) -> tuple[Publication, list[EdgeRow], Publication | None]:
+        job = await _check_allowed(reader, worker, job_id)
         publication = await reader.get(Publication, job_id, version, digest)
         if publication is None or publication.state is not PublicationState.PUBLISHED:
             raise await _not_published(reader, job_id, version, digest, publication)
-        return publication, await known.of(reader, job_id, now=deps.clock.now())
+        return publication, await known.of(reader, job_id, now=deps.clock.now()), await first_version(reader, job)
 
-    publication, edges = await deps.store.read(read)
+    publication, edges, first = await deps.store.read(read)
     route = _route(edges, wanted)
     deps.presence.fetches(worker.id, job_id, version, at=deps.clock.now(), edges=frozenset(row.id for row in route))
     hops = tuple(SignedHop(text=row.document, signature=row.signature) for row in route)
-    return ManifestReply(manifest=publication.manifest, signature=publication.signature, hops=hops)
+    base = None if first is None else BaseVersion(version=first.version, digest=first.digest)
+    return ManifestReply(manifest=publication.manifest, signature=publication.signature, hops=hops, base=base)
 
 
 def _route(edges: list[EdgeRow], wanted: Wanted) -> tuple[EdgeRow, ...]:
@@ -76,7 +77,7 @@ def _route(edges: list[EdgeRow], wanted: Wanted) -> tuple[EdgeRow, ...]:
         return ()
 
 
-async def _check_allowed(reader: Reader, worker: Worker, job_id: str) -> None:
+async def _check_allowed(reader: Reader, worker: Worker, job_id: str) -> Job:
     job, invite = await reader.get(Job, job_id), await reader.get(Invite, worker.invite_id)
     if job is None:
         words = f"job {job_id[:80]} does not exist"
@@ -85,6 +86,7 @@ async def _check_allowed(reader: Reader, worker: Worker, job_id: str) -> None:
     if not allowed or worker.state is WorkerState.QUARANTINED:
         words = words if not allowed else f"quarantined: {worker.reason}"
         raise ProtocolRefusal(403, "not_allowed", words, field="job", fix="serve the jobs that your heartbeats name")
+    return job
 
 
 async def _not_published(
@@ -117,26 +119,27 @@ def _open_transfer(deps: Deps, job_id: str, transfer: str) -> Transfer:
 
 
 class PieceRights:
-    """Which pieces belong to a job, so that an invite to one job does not open another's weights. Texts are parsed once."""
+    """Which pieces belong to a job, so that an invite to one job does not open another's weights."""
 
     def __init__(self, known: KnownEdges) -> None:
         self._known = known
-        self._pieces: dict[tuple[str, str], frozenset[str]] = {}
+        self._names = PieceNames[tuple[str, str]]()  # by job, and digest of a version or id of an edge
 
     async def check(self, deps: Deps, worker: Worker, job_id: str, digest: str) -> None:
         """Raises ProtocolRefusal when the worker may not read that piece."""
+        name = name_of(digest)
 
         async def read(reader: Reader) -> bool:
             await _check_allowed(reader, worker, job_id)
             if deps.transfers.names(job_id, digest):
                 return True
-            if any(key[0] == job_id and digest in pieces for key, pieces in self._pieces.items()):
+            if any(key[0] == job_id and name in pieces for key, pieces in self._names.items()):
                 return True
             for publication in await reader.select(Publication, job_id=job_id, state=PublicationState.PUBLISHED):
-                if digest in self._pieces_of(job_id, publication.digest, publication.manifest):
+                if name in self._names.of((job_id, publication.digest), publication.manifest):
                     return True
             for row in await self._known.of(reader, job_id, now=deps.clock.now()):
-                if digest in self._pieces_of(job_id, row.id, row.document):
+                if name in self._names.of((job_id, row.id), row.document):
                     return True
             return False
 
@@ -144,12 +147,3 @@ class PieceRights:
             words = f"piece {digest[:80]} is in no published version of job {job_id[:80]}"
             raise ProtocolRefusal(404, "unknown_piece", words, field="digest", fix="fetch the manifest again; versions retire")
         deps.presence.goes_on_fetching(worker.id, at=deps.clock.now())
-
-    def _pieces_of(self, job_id: str, name: str, text: str) -> frozenset[str]:
-        known = self._pieces.get((job_id, name))
-        if known is None:
-            known = frozenset(piece.digest for piece in pieces_named(text))
-            while len(self._pieces) >= TEXTS_CACHED:
-                self._pieces.pop(next(iter(self._pieces)))
-            self._pieces[job_id, name] = known
-        return known

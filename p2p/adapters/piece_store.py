@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -133,6 +133,10 @@ class PieceStore:
         """Forget the piece; one that is absent is no error."""
         self._sound.discard(digest)
         self._files.remove_file(self.path(digest))
+
+    def forget(self, digests: Iterable[str]) -> None:
+        """Remember of these no more that they were verified: another process may remove them, and names of pieces never end."""
+        self._sound.difference_update(digests)
 
     def _damaged(self, digest: str) -> PieceCorrupt:
         self.remove(digest)

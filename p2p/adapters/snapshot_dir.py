@@ -54,7 +54,7 @@ def open_snapshot(directory: Path) -> Snapshot:
     tensors: dict[str, Tensor] = {}
     metadata: dict[str, str] = {}
     for path in weight_files(directory):
-        header, data = _map(path)
+        header, data = map_file(path)
         for one in header.tensors:
             name = one.tensor.name
             if name in tensors:
@@ -63,7 +63,7 @@ def open_snapshot(directory: Path) -> Snapshot:
             mapped[name] = data[one.start : one.start + one.tensor.nbytes]
         metadata.update(header.metadata)
     if not tensors:
-        raise SnapshotError(f"{directory} holds no tensors")
+        raise SnapshotError(f"{directory} holds no tensors: save the model again with save_pretrained")
     files = _small_files(directory)
     aliases = {name: target for name, target in metadata.items() if name not in tensors and target in tensors and name != "format"}
     _tie_head(tensors, aliases, mapped, files.get("config.json", b"{}"))
@@ -82,6 +82,8 @@ def weight_files(directory: Path) -> Sequence[Path]:
     for name in names:
         if not safetensors.SHARD_NAME.fullmatch(name):
             raise SnapshotError(f"{index} names the file {name[:80]!r}; names must be like model-00001-of-00002.safetensors")
+        if not (directory / name).is_file():
+            raise SnapshotError(f"{index} names {name}, and no such file lies beside it: copy or download all shards")
     return [directory / name for name in names]
 
 
@@ -91,12 +93,14 @@ def _index_names(index: Path) -> list[str]:
     try:
         names = {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise SnapshotError(f"{index} is not an index of safetensors files: {error}") from error
+        raise SnapshotError(
+            f"{index} is not an index of safetensors files: {error}; copy it again, or save the model again"
+        ) from error
     return sorted(names)
 
 
-def _map(path: Path) -> tuple[safetensors.Header, Bytes]:
-    """A file's header, and its bytes after the header."""
+def map_file(path: Path) -> tuple[safetensors.Header, Bytes]:
+    """A safetensors file's header, and its bytes after the header. Raises SnapshotError, OSError."""
     size = path.stat().st_size
     try:
         with path.open("rb") as source:

@@ -10,6 +10,7 @@ from typing import TypeVar
 from p2p.codec import delta
 from p2p.codec.delta import Delta
 from p2p.codec.layout import Base, Bytes, Chunk, Shard
+from p2p.codec.lowrank import LowRank
 from p2p.codec.records import Record
 
 In = TypeVar("In")
@@ -45,6 +46,19 @@ def encode_threads(shards: Iterable[tuple[Shard, Bytes]], base: Base, *, effort:
 
     for shard, record in in_order(work, ((shard, base(shard), new) for shard, new in shards), threads):
         yield from record.chunks(shard)
+
+
+def encode_lowrank_threads(shards: Iterable[tuple[Shard, Bytes]], base: Base, *, edge: LowRank, threads: int) -> Iterator[Chunk]:
+    """What `edge.encode` gives, byte for byte; the shards are checked in `threads` threads, behind the factors. Raises ApplyFailed."""
+
+    def work(item: tuple[Shard, Bytes, Bytes]) -> Shard:
+        shard, old, new = item
+        edge.check(shard, old, new)
+        return shard
+
+    yield edge.head()
+    for shard in in_order(work, ((shard, base(shard), new) for shard, new in shards), threads):
+        yield from edge.records(shard)
 
 
 def decode_threads(chunks: Iterable[Chunk], plan: Sequence[Shard], base: Base, *, threads: int) -> Iterator[Bytes]:

@@ -39,11 +39,17 @@ def may_dial(host: str, port: int, allowed_networks: Iterable[str]) -> str | Non
         return f"{host[:60]!r} is not an IP address literal; names are not resolved for peers"
     if any(address in ip_network(network, strict=False) for network in allowed_networks):
         return None
-    if isinstance(address, IPv6Address) and any(address in network for network in _EMBEDDING):
+    is_itself = address.is_loopback or address.is_unspecified  # both lie in ::/96
+    if isinstance(address, IPv6Address) and not is_itself and any(address in network for network in _EMBEDDING):
         return f"{host} wraps another address; the operator must list its network to allow it"
     if address.is_multicast or not address.is_global or any(address in network for network in _RESERVED):
         return f"{host} is not a public address; the operator must list its network to allow it"
     return None
+
+
+def spelled(host: str, port: int) -> str:
+    """The place as people write it: an IPv6 literal in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _literal(host: str) -> IPv4Address | IPv6Address | None:

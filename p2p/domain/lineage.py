@@ -16,7 +16,8 @@ from p2p.domain.manifest import KEYFRAMES
 from p2p.errors import ManifestError
 
 DELTA = "delta"
-READABLE = frozenset({*KEYFRAMES, DELTA})
+LOWRANK = "lowrank"  # from the first version of a job with adapters: see `lowrank`
+READABLE = frozenset({*KEYFRAMES, DELTA, LOWRANK})
 NONE: frozenset[str] = frozenset()
 
 EIGHT = 8  # every eighth publication gets an edge over eight
@@ -24,6 +25,7 @@ CUMULATIVE = 64  # every 64th one against the base
 SINGLES_KEPT = 64
 EIGHTS_KEPT = 8
 CUMULATIVES_KEPT = 2
+LOWRANKS_KEPT = 2
 REBASE_AFTER = 500  # publications
 REBASE_BYTES_A_PARAMETER = 0.25
 
@@ -133,19 +135,22 @@ def anchors(order: Sequence[str], ways: Iterable[Way]) -> frozenset[str]:
 def retained(order: Sequence[str], ways: Sequence[Way], *, held: frozenset[str], in_use: frozenset[str] = NONE) -> frozenset[str]:
     """Ids of the ways to keep: the newest of each kind, and whatever leads from a `held` version, or from nothing, to the newest.
 
-    `in_use` are ids of ways that somebody fetches now.
+    `in_use` are ids of ways that somebody fetches now. A digest that is not in `order` was rolled back: the ways that go over it stay as
+    long as the newest version is reached by them, those that lead away from it as long as singles do (receivers may still hold it).
     """
     if not order:
         return NONE
     place = {digest: number for number, digest in enumerate(order)}
-    known = [way for way in ways if way.digest in place and (way.base_digest is None or way.base_digest in place)]
+    public = [way for way in ways if way.digest in place]
+    known = [way for way in public if way.base_digest is None or way.base_digest in place]
     kinds: Mapping[str, list[Way]] = defaultdict(list)
     for way in sorted(known, key=lambda way: place[way.digest]):
         kinds[_kind(way, place)].append(way)
     last = len(order) - 1
-    kept = [way for way in kinds["single"] if place[way.digest] > last - SINGLES_KEPT]
-    kept += kinds["eight"][-EIGHTS_KEPT:] + kinds["cumulative"][-CUMULATIVES_KEPT:]
-    kept += _routes(known, order[-1], held)
+    from_lost = [way for way in public if way.base_digest is not None and way.base_digest not in place]
+    kept = [way for way in [*kinds["single"], *from_lost] if place[way.digest] > last - SINGLES_KEPT]
+    kept += kinds["eight"][-EIGHTS_KEPT:] + kinds["cumulative"][-CUMULATIVES_KEPT:] + kinds[LOWRANK][-LOWRANKS_KEPT:]
+    kept += _routes(ways, order[-1], held)
     base = current_base(order, known)
     ids = {way.id for way in kept} | {way.id for way in kinds["keyframe"] if way.digest == base}
     return frozenset(ids | (in_use & {way.id for way in ways}))
@@ -163,6 +168,8 @@ def _usable(ways: Iterable[Way], readable: frozenset[str]) -> Mapping[str, list[
 def _kind(way: Way, place: Mapping[str, int]) -> str:
     if way.base_digest is None:
         return "keyframe"
+    if way.encoding == LOWRANK:
+        return LOWRANK
     span = place[way.digest] - place[way.base_digest]
     return "single" if span <= 1 else "eight" if span <= EIGHT else "cumulative"
 
@@ -181,6 +188,8 @@ def _routes(ways: Sequence[Way], newest: str, held: frozenset[str]) -> list[Way]
 def _needs_new_base(order: Sequence[str], ways: Sequence[Way], base: str, *, parameters: int) -> bool:
     """Whether joiners had better begin at the newest version: deltas against the base grew too large, or do not lead there."""
     since = len(order) - 1 - order.index(base)
+    if any((way.encoding, way.base_digest, way.digest) == (LOWRANK, base, order[-1]) for way in ways):
+        return False  # it is as large after a thousand steps as after one
     if since >= REBASE_AFTER:
         return True
     direct = [way.nbytes for way in ways if way.base_digest == base and way.digest == order[-1]]

@@ -84,6 +84,12 @@ ENDINGS: tuple[Ending, ...] = (
         tries=40,
         fires=("job", "paused", "resumed_finishing"),
     ),
+    Ending(
+        "paused while the last batch is trained",
+        _plan(_at("sealed", "pause", 9.0), steps=1, train_s=2.0),
+        tries=5,
+        fires=("job", "paused", "steps_done"),
+    ),
     Ending("cancelled while finishing", _plan(_at("finishing", "cancel_now"), disk_s=SLOW_DISK), CANCELLED, tries=40),
     Ending(
         "a retired version is lost, and tokens of it wait",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from cryptography.exceptions import InvalidSignature
 
 from coordinator.domain.audit import audit
+from coordinator.domain.audit_turns import counted
 from coordinator.domain.model import (
     Batch,
     BatchState,
@@ -249,8 +250,9 @@ class Laws:
         tables = self._tables
         found = {kind: list(tables[kind].values()) for kind in (Group, Rollout, Lease, Batch, Publication, Turn)}
         refusals = [row for row in tables[Refusal].values() if row.job_id]
+        turns = [counted(turn) for turn in found[Turn]]
         report = audit(
-            self._world.job, found[Group], found[Rollout], found[Lease], found[Batch], found[Publication], refusals, found[Turn]
+            self._world.job, found[Group], found[Rollout], found[Lease], found[Batch], found[Publication], refusals, turns
         )
         if not report.ok:
             self._broke("the audit found: " + "; ".join(report.findings))

@@ -207,7 +207,11 @@ def _forget_batches(patch: Patch) -> None:
         sealing.batch_path(deps, job_id, step).unlink(missing_ok=True)
         return done
 
+    async def remade(*_: Any) -> None:
+        """Nobody looks whether it is there, and makes it again."""
+
     patch.function(real, commit)
+    patch.function(sealing.remade, remade)
 
 
 def _zero_weight_as_signal(patch: Patch) -> None:
@@ -247,10 +251,10 @@ def _old_manifest(patch: Patch) -> None:
     real = publishing._save
     texts: list[tuple[str, str]] = []
 
-    async def save(tx: Any, job: Any, shot: Any, signed: Any, *, now: float) -> Any:
+    async def save(tx: Any, job: Any, shot: Any, signed: Any, *more: Any, now: float) -> Any:
         texts.append((signed.text, signed.signature))
         old, signature = texts[max(len(texts) - 2, 0)]
-        return await real(tx, job, shot, replace(signed, text=old, signature=signature), now=now)
+        return await real(tx, job, shot, replace(signed, text=old, signature=signature), *more, now=now)
 
     patch.function(real, save)
 

@@ -103,9 +103,7 @@ class Weights:
             )
 
     def ways(self) -> None:
-        """Retention: whoever holds nothing comes to the newest version over edges that are kept."""
-        if any(p.state is PublicationState.ROLLED_BACK for p in self._tables[Publication].values()):
-            return  # what came after a lost version is published anew too, one after the other
+        """Retention: whoever holds nothing comes to the newest version over edges that are kept, also in the middle of a replay."""
         public = [p for p in self._tables[Publication].values() if p.state is PublicationState.PUBLISHED]
         newest = max(public, key=lambda one: one.version, default=None)
         edges = list(self._tables[EdgeRow].values())
@@ -124,10 +122,7 @@ class Weights:
         fetch = self._fetches.get((worker.id, version))
         row = self._tables[Publication].get((version.job_id, version.number, version.digest))
         told_now = fetch is not None and fetch == Fetch(worker.life, self._world.host.life)
-        lost = [
-            p for p in self._tables[Publication].values() if p.state is PublicationState.ROLLED_BACK and p.version <= version.number
-        ]
-        public = row is not None and row.state is PublicationState.PUBLISHED and not lost  # what came after a lost one follows it
+        public = row is not None and row.state is PublicationState.PUBLISHED
         listed = worker.id in self._tables[Worker] and self._tables[Worker][worker.id].state is not WorkerState.GONE
         if told_now and public and listed and not self._world.has_ended:
             self._broke(f"retention: piece {piece[:8]} of {version} went while {worker.name} fetches it")

@@ -87,6 +87,8 @@ class Catalogue:
                     hub.drop_buffer(link)
                 if transfer is not None and link.job_id == transfer.job_id:
                     link.say(frames.frame(frames.FORGET, bytes.fromhex(transfer_id)))
+            if transfer is not None:
+                self._store.forget(transfer.places)
 
     # --- links
 

@@ -40,7 +40,7 @@ class Clock:
         if now >= self._sampled_at + SAMPLE_S:
             self._sample(now)
             self._catalogue.tick(now)
-        if now >= self._kept_at + KEEP_S:
+        if now >= self._kept_at + KEEP_S and not self._keeping.locked():  # a disk that hangs gets no second writer
             self._kept_at = now
             threading.Thread(target=self.keep, name="bulk-keeper", daemon=True).start()  # a sync may take its time
         self.due = self._sampled_at + SAMPLE_S if not self._hub.was_idle else now + REST_S

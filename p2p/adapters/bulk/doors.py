@@ -22,7 +22,7 @@ from p2p.adapters.bulk.link import Link
 from p2p.adapters.bulk.loop import Loop
 from p2p.adapters.bulk.pipe import TlsPipe, client_context
 from p2p.domain import bulk_frames as frames
-from p2p.domain.addresses import PeerInfo, may_dial
+from p2p.domain.addresses import PeerInfo, may_dial, spelled
 from p2p.domain.tickets import Ticket, peek_ticket
 from p2p.errors import PeerLost, SwarmError
 
@@ -235,7 +235,7 @@ class Dialler:
         try:
             sock = socket.create_connection((address.host, address.port), timeout=limits.connect_s)
         except OSError as error:
-            raise PeerLost(f"peer {self.peer} at {address.host}:{address.port} does not answer: {error}") from error
+            raise PeerLost(f"peer {self.peer} at {spelled(address.host, address.port)} does not answer: {error}") from error
         self._sock = sock
         with sock:
             if self._stop.is_set():

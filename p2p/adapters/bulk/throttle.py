@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -12,8 +14,10 @@ from p2p.adapters.durable import write_durably
 from p2p.domain.bucket import MonthlyCap, TokenBucket
 from p2p.errors import CounterUnreadable
 
+log = logging.getLogger(__name__)
 LEAST_BURST = 64 << 10
 BURST_S = 0.05
+_MONTH = re.compile(r"(?:\d{4}-\d{2})?")  # none before anything was sent
 
 
 class Throttle:
@@ -114,19 +118,27 @@ def _counted(counter: Path | None) -> tuple[str, int]:
     if counter is None:
         return "", 0
     try:
-        kept = json.loads(counter.read_text())
-        return str(kept["month"]), int(kept["used"])
+        return _read(json.loads(counter.read_text()))
     except FileNotFoundError:
         return "", 0
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CounterUnreadable(
             f"{counter} keeps the bytes that were uploaded this month and cannot be read ({error!r}): repair it, or remove it to count from 0"
         ) from error
 
 
 def _counted_or_none(counter: Path | None) -> tuple[str, int]:
-    """The same where no cap depends on it."""
+    """The same where no cap depends on it: the count begins anew, and says so."""
     try:
         return _counted(counter)
-    except CounterUnreadable:
+    except CounterUnreadable as error:
+        log.warning("%s; no cap depends on it, so this month is counted from 0", error)
         return "", 0
+
+
+def _read(kept: dict[str, object]) -> tuple[str, int]:
+    """What `keep` wrote. Raises ValueError, KeyError, TypeError: a count that is wrong would let more through than the owner allows."""
+    month, used = kept["month"], kept["used"]
+    if not isinstance(month, str) or not _MONTH.fullmatch(month) or type(used) is not int or used < 0:
+        raise ValueError(f"month {month!r:.20}, used {used!r:.40}: a month like 2026-11 and a whole number of bytes are due")
+    return month, used

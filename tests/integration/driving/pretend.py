@@ -171,10 +171,11 @@ class PretendPublisher:
 
 
 class PretendPlane:
-    """Prompts of one token; rewards that vary by slot, or do not."""
+    """Prompts of one token; rewards that vary by slot, or do not, or do so in every other group."""
 
-    def __init__(self, *, signal: bool = True) -> None:
+    def __init__(self, *, signal: bool = True, every_other: bool = False) -> None:
         self.signal = signal
+        self.every_other = every_other
         self.broken = False
 
     async def start(self) -> EnvironmentInfo:
@@ -186,7 +187,8 @@ class PretendPlane:
     async def grade(self, split: str, index: int, completions: Sequence[Sequence[int]]) -> list[Graded]:
         if self.broken:
             return [Graded("failed", None, str(ids), "NameError: name 'x' is not defined") for ids in completions]
-        return [Graded("scored", float(ids[0] % 2) if self.signal else 1.0, str(ids)) for ids in completions]
+        signal = index % 2 == 1 if self.every_other else self.signal
+        return [Graded("scored", float(ids[0] % 2) if signal else 1.0, str(ids)) for ids in completions]
 
     async def close(self) -> None:
         """Nothing runs."""

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 
-from coordinator.domain.model import Batch, Event, Group, GroupState, Job, JobState, Metric, Publication, Refusal
+import pytest
+from blake3 import blake3
+
+from coordinator.domain.model import Batch, Event, Group, GroupState, Job, JobState, Metric, Publication, Refusal, Rollout
 from coordinator.domain.states import JOB, move, resumed_event
 from coordinator.service.deps import Deps
+from coordinator.service.job_ports import LearnerLost
 from tests.integration.driving.pretend import PretendLearners, PretendPlane
 from tests.integration.driving.scene import STEPS, check, config, drive, row, submit
 
@@ -30,14 +35,54 @@ async def test_replay_is_the_same_step(deps: Deps) -> None:
     assert job.state is JobState.COMPLETED
     assert learners.trained == [list(range(7)), [5, 6, 7], list(range(5, STEPS))]
     weights = "start"
-    from blake3 import blake3
-
     for batch in await deps.store.read(lambda r: r.select(Batch, job_id=job.id, order_by="step")):
         weights = blake3(f"{weights} {batch.digest} ".encode()).hexdigest()
     assert learners.learners[-1].weights == weights
     published = await deps.store.read(lambda r: r.select(Publication, job_id=job.id))
     assert len({p.version for p in published}) == len(published), "no version got a second digest"
     await check(deps, job)
+
+
+async def test_a_batch_file_that_is_damaged_is_made_again(deps: Deps) -> None:
+    """Cut off on the disk after the learner was lost: of a committed step, and of the one that waits. The replay is exact all the same."""
+
+    async def damage() -> None:
+        for step in (6, 7):
+            batch = await deps.store.read(lambda r, step=step: r.get(Batch, "j1", step))
+            Path(batch.path).write_bytes(Path(batch.path).read_bytes()[:-20])
+        raise LearnerLost("bad_batch: the file changed after the seal")
+
+    learners = PretendLearners(hooks={"train:7": damage})
+    job = await drive(deps, await submit(deps, config(algorithm={"max_replacements": 0})), learners, PretendPlane(every_other=True))
+    assert (job.state, job.committed_steps) == (JobState.COMPLETED, STEPS)
+    assert learners.trained == [list(range(7)), list(range(5, STEPS))]
+    weights = "start"
+    for batch in await deps.store.read(lambda r: r.select(Batch, job_id=job.id, order_by="step")):
+        weights = blake3(f"{weights} {batch.digest} ".encode()).hexdigest()
+    assert learners.learners[-1].weights == weights
+    await check(deps, job)
+
+
+@pytest.mark.parametrize("what", ["blob", "row"])
+async def test_a_batch_that_cannot_be_made_again_fails_the_job_in_words(deps: Deps, what: str) -> None:
+    """Never another batch under the same step."""
+
+    async def damage() -> None:
+        batch = await deps.store.read(lambda r: r.get(Batch, "j1", 6))
+        Path(batch.path).unlink()
+        groups = await deps.store.read(lambda r: r.select(Group, job_id="j1", number=list(batch.groups)))
+        rollouts = await deps.store.read(lambda r: r.select(Rollout, group_id=groups[0].id, order_by="slot"))
+        if what == "blob":
+            deps.blobs.path(rollouts[0].blob).unlink()
+        else:
+            await deps.store.write(lambda tx: tx.put(replace(rollouts[0], reward=0.25)))
+        raise LearnerLost("killed")
+
+    job = await drive(deps, await submit(deps, config()), PretendLearners(hooks={"train:7": damage}))
+    assert job.state is JobState.FAILED
+    words = "so is what it was made of: there is no blob" if what == "blob" else "the rows no longer give what was sealed"
+    assert job.reason.startswith("batch 6 cannot be trained, so the job cannot be resumed exactly: ")
+    assert words in job.reason
 
 
 async def test_other_bits_after_replay(deps: Deps) -> None:
@@ -58,9 +103,10 @@ async def test_other_bits_after_replay(deps: Deps) -> None:
 
 async def test_no_signal_pauses(deps: Deps) -> None:
     """Five steps in a row without signal pause the job with that reason; resumed with signal it ends."""
-    plane = PretendPlane(signal=False)
+    plane, learners = PretendPlane(signal=False), PretendLearners()
+    learners.figures = {"zero_variance/mean": 0.5}  # the rows tell, whatever the learner says
     job_id = await submit(deps, config(algorithm={"max_replacements": 1}))
-    driver = asyncio.create_task(drive(deps, job_id, PretendLearners(), plane))
+    driver = asyncio.create_task(drive(deps, job_id, learners, plane))
     async with asyncio.timeout(20):
         while (job := await row(deps, job_id)).state is not JobState.PAUSED:
             await asyncio.sleep(0.02)
@@ -80,13 +126,15 @@ async def test_no_signal_pauses(deps: Deps) -> None:
 
 
 async def test_groups_without_signal_beside_others_that_teach_pause_nothing(deps: Deps) -> None:
-    """The batches are filled up with groups that are all alike, and half of each teaches."""
+    """The batches are filled up with groups that are all alike, and the others of each teach. A learner's figure is no authority."""
     learners = PretendLearners()
-    learners.figures = {"zero_variance/mean": 0.5}
-    job_id = await submit(deps, config(algorithm={"max_replacements": 1}))
+    learners.figures = {"zero_variance/mean": 1.0}
+    job_id = await submit(deps, config(algorithm={"max_replacements": 0}, staleness={"max": 0}))
     async with asyncio.timeout(20):
-        ended = await drive(deps, job_id, learners, PretendPlane(signal=False))
+        ended = await drive(deps, job_id, learners, PretendPlane(every_other=True))
     assert (ended.state, ended.committed_steps) == (JobState.COMPLETED, STEPS)
+    batches = await deps.store.read(lambda r: r.select(Batch, job_id=job_id))
+    assert [batch.no_signal for batch in batches] == [True] * STEPS
 
 
 async def test_a_reward_that_never_scores_pauses(deps: Deps) -> None:

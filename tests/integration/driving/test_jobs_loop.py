@@ -10,11 +10,13 @@ from dataclasses import replace
 import pytest
 
 from coordinator import jobs_loop
-from coordinator.domain.model import Job, JobState, QuoteRow
+from coordinator.domain.model import Event, Job, JobState, QuoteRow
+from coordinator.domain.states import JOB, move, resumed_event
 from coordinator.jobs_loop import JobsLoop
 from coordinator.service import spending
 from coordinator.service.deps import Deps
 from coordinator.service.driving import Tools
+from coordinator.service.job_ports import LearnerHostFault
 from coordinator.service.ledger import Books, fund
 from coordinator.store.errors import StoreBusy, StoreEnded
 from pricing import ledger
@@ -60,6 +62,33 @@ async def test_two_jobs_at_once(deps: Deps) -> None:
         job = await row(deps, job_id)
         assert job.committed_steps == STEPS
         await check(deps, job)
+
+
+@pytest.mark.parametrize("step", [5, STEPS])
+async def test_a_host_that_refuses_its_learner_pauses_the_job_in_words(deps: Deps, step: int) -> None:
+    """A full disk is no internal error; resumed, the job makes the checkpoint that it lacks, the last one too, and goes on."""
+
+    async def full() -> None:
+        raise LearnerHostFault(
+            "checkpoint failed: [Errno 28] No space left on device; make room or repair the path, then ask again"
+        )
+
+    await submit(deps, config())
+    async with looping(deps, PretendLearners(hooks={f"checkpoint:{step}": full})):
+        await until(deps, "j1", JobState.PAUSED)
+        job = await row(deps, "j1")
+        assert job.committed_steps == step
+        assert job.reason.startswith("the learner's host refused, nothing is lost: checkpoint failed: [Errno 28] No space left")
+        await deps.store.write(_resume)
+        await until(deps, "j1", JobState.COMPLETED)
+    events = await deps.store.read(lambda r: r.select(Event, job_id="j1", kind="checkpointed", order_by="seq"))
+    assert [event.data["step"] for event in events] == [5, 10, STEPS]
+    await check(deps, await row(deps, "j1"))
+
+
+async def _resume(tx) -> None:
+    job = await tx.get(Job, "j1")
+    await tx.put(replace(job, state=move(JOB, job.state, resumed_event(job.resume_state)), reason=""))
 
 
 async def test_a_paused_job_does_not_keep_others_waiting(deps: Deps) -> None:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from coordinator.domain.model import EdgeRow, Event, Holding, Job, JobState, Publication, PublicationState
+import numpy as np
+from safetensors.numpy import save_file
+from structlog.testing import capture_logs
+
+from coordinator.domain.model import EdgeRow, Event, Holding, Job, JobState, Metric, Publication, PublicationState
 from coordinator.service.deps import Deps
-from coordinator.service.edges import extend, is_there, needed_directories, read_lineage
-from coordinator.service.job_ports import PublishFailed
+from coordinator.service.edges import extend, is_there, needed_directories, path_for, read_lineage
+from coordinator.service.job_ports import BaseSnapshot, PublishFailed
+from coordinator.service.plan_model import model_facts
 from coordinator.service.publishing import _forget_directories, announce, remove_directories, retire
 from coordinator.service.tidying import PIECES_KEPT_S, tidy, tidy_job
 from coordinator.service.worker_presence import UPLINK_GUESS, Heard
+from coordinator.wire.job import LoraConfig
+from p2p.domain.hops import Hop
 from tests.integration.driving.counting import CountingStore
 from tests.integration.driving.test_replaced_versions import Pieces, named, public, running, shot
 
@@ -71,22 +79,66 @@ async def test_an_ended_jobs_edges_go_with_its_pieces(deps: Deps) -> None:
     assert (await public(deps))[-1].manifest, "what was published stays known"
 
 
-async def test_a_rolled_back_digest_takes_its_edges_along(deps: Deps) -> None:
-    """Both from it and to it; the newest version stays reachable, by a keyframe if nothing else leads there."""
+async def path_from(deps: Deps, held: str | None, target: str) -> list[tuple[int | None, int]]:
+    """The ends of the edges by which a worker that holds that digest, or nothing, comes to the target. Raises ManifestError."""
+    rows = list(await deps.store.read(lambda r: r.select(EdgeRow, job_id="j1")))
+    route = path_for(rows, target, held=frozenset() if held is None else frozenset({held}), doubted=frozenset())
+    return [(row.base_version, row.version) for row in route]
+
+
+async def replay(deps: Deps, pieces: Pieces, job: Job, version: int) -> str:
+    """A replay gives the version other bits; the announcer's round. Its digest."""
+    await announce(deps, pieces, job, shot(deps, version, f"other{version}"), (1, 2))
+    await extend(deps, pieces, job, version)
+    await retire(deps, pieces, job)
+    (row,) = await public(deps, version=version, state=[PublicationState.PUBLISHED, PublicationState.RETIRED])
+    return row.digest
+
+
+async def test_workers_find_a_path_at_every_moment_of_a_replay(deps: Deps) -> None:
+    """Versions 4 to 6 come out otherwise, one after the other. Until 6 is replaced it is what workers want, by edges over lost bits."""
+    pieces = Pieces()
+    job = await line(deps, pieces, 3)
+    lags = (await public(deps, version=3))[0].digest
+    await deps.store.write(lambda tx: tx.put(Holding("lags", "j1", 3, lags, (), 0.0)))
+    for version in (4, 5, 6):
+        await line(deps, pieces, version, first=version)
+        digest = (await public(deps, version=version))[0].digest
+        await deps.store.write(lambda tx, v=version, d=digest: tx.put(Holding("leads", "j1", v, d, (), 0.0)))  # type: ignore[misc]
+    old = {p.version: p.digest for p in await public(deps)}
+    for version in (4, 5):
+        await replay(deps, pieces, job, version)
+        assert await path_from(deps, lags, old[6]) == [(3, 4), (4, 5), (5, 6)]
+        assert (await path_from(deps, None, old[6]))[0] == (None, 0)
+        assert (None, 6) not in await edges(deps), "no keyframe is needed for it"
+        assert pieces.stored >= named([row.document for row in (await edges(deps)).values()])
+    newest = await replay(deps, pieces, job, 6)
+    assert await path_from(deps, lags, newest) == [(3, 5), (5, 6)], "the bits of 4 went as soon as they came: 5 and 6 are newer"
+    assert await path_from(deps, old[6], newest) == [(6, 6)], "who holds what was replaced loads no snapshot anew"
+    lost = {p.digest for p in await public(deps, state=PublicationState.ROLLED_BACK)}
+    left = await deps.store.read(lambda r: r.select(EdgeRow, job_id="j1"))
+    assert not lost & {row.digest for row in left}, "nothing leads to lost bits any more"
+    kept = await public(deps, state=PublicationState.PUBLISHED)
+    assert pieces.stored == named([row.document for row in left]) | named([p.manifest for p in kept])
+
+
+async def test_a_replay_makes_no_edge_from_bits_that_nobody_holds(deps: Deps) -> None:
     pieces = Pieces()
     job = await line(deps, pieces, 4)
-    await announce(deps, pieces, job, shot(deps, 3, "other"), (1, 2))
-    made = await edges(deps)
-    other = next(p for p in await public(deps, version=3) if p.state is PublicationState.PUBLISHED)
-    assert made[0, 3].digest == other.digest, "made against the base: the bits of version 2 are not on disk any more"
-    assert (2, 3) not in made
-    assert (3, 4) not in made
-    await extend(deps, pieces, job, 3)
-    assert (None, 4) not in await edges(deps), "a replay is on its way to version 4"
-    await extend(deps, pieces, job, 4)
-    assert (None, 4) in await edges(deps)
-    lost = next(p for p in await public(deps, version=3) if p.state is PublicationState.ROLLED_BACK)
-    assert lost.digest not in {row.base_digest for row in (await edges(deps)).values()}
+    await replay(deps, pieces, job, 4)
+    assert (4, 4) not in await edges(deps)
+
+
+async def test_a_replaced_version_is_announced_although_no_edge_to_it_can_be_made(deps: Deps) -> None:
+    class Broken(Pieces):
+        async def add_edges(self, *_args, **_named):
+            raise PublishFailed("the encoder does not like it")
+
+    job = await line(deps, Broken(), 4)
+    digest = (await public(deps, version=4))[0].digest
+    await deps.store.write(lambda tx: tx.put(Holding("w", "j1", 4, digest, (), 0.0)))
+    assert await replay(deps, Broken(), job, 4) != digest
+    assert (4, 4) not in await edges(deps)
 
 
 async def test_a_missing_base_means_a_keyframe(deps: Deps) -> None:
@@ -97,6 +149,29 @@ async def test_a_missing_base_means_a_keyframe(deps: Deps) -> None:
         shutil.rmtree(publication.directory, ignore_errors=True)
     await announce(deps, pieces, job, shot(deps, 3, "w3"), (1, 2))
     assert (None, 3) in await edges(deps)
+
+
+async def test_a_version_that_goes_out_whole_says_what_the_next_one_will_weigh(deps: Deps) -> None:
+    """The planning formula on the published bits; a version that is a delta is measured."""
+    job, pieces = await running(deps), Pieces()
+    for version in (0, 1):
+        made = shot(deps, version, f"w{version}")
+        values = np.random.default_rng(0).normal(0, 0.02, (64, 128)).astype(np.float16)
+        save_file({"w": values}, Path(made.directory) / "model.safetensors")
+        await announce(deps, pieces, job, made, (1, 2))
+    told = await deps.store.read(lambda r: r.select(Metric, job_id="j1", name="publish/bytes_forecast"))
+    directory = Path((await public(deps, version=0))[0].directory)
+    expected = model_facts(directory, job.config.algorithm.learning_rate)["delta_bytes"].value
+    assert [(one.step, one.value) for one in told] == [(0, expected)]
+    assert 1.0 < expected < values.nbytes
+
+
+async def test_adapters_are_not_forecast_by_the_weights_formula(deps: Deps) -> None:
+    job, pieces = await running(deps), Pieces()
+    made = shot(deps, 0, "w0")
+    save_file({"w": np.ones((64, 128), np.float16)}, Path(made.directory) / "model.safetensors")
+    await announce(deps, pieces, replace(job, config=job.config.model_copy(update={"lora": LoraConfig()})), made, (1, 2))
+    assert await deps.store.read(lambda r: r.count(Metric, job_id="j1", name="publish/bytes_forecast")) == 0
 
 
 async def test_dear_deltas_declare_a_new_base(deps: Deps) -> None:
@@ -134,6 +209,43 @@ async def test_an_edge_that_cannot_be_made_is_left_out(deps: Deps) -> None:
     await extend(deps, Pieces(), job, 8)
     assert (0, 8) in await edges(deps), "the next look makes it"
     assert await deps.store.read(lambda r: r.count(Publication, job_id="j1")) == 9
+
+
+async def test_an_edge_over_eight_is_made_although_its_base_directory_is_gone(deps: Deps) -> None:
+    """Its bits can be made again from a keyframe and what leads on from there; without a keyframe the edge is left out."""
+
+    class Asked(Pieces):
+        bases: Sequence[BaseSnapshot] = ()
+
+        async def add_edges(self, *args, bases, **named):
+            self.bases = bases
+            return await super().add_edges(*args, bases=bases, **named)
+
+    pieces = Asked()
+    await line(deps, pieces, 15)
+    shutil.rmtree((await public(deps, version=8))[0].directory)
+    await line(deps, pieces, 16, first=16)
+    assert (8, 16) in await edges(deps)
+    (asked,) = pieces.bases
+    told = [Hop.from_json(text) for text in asked.path]
+    assert [(hop.edge.base_version, hop.version) for hop in told] == [(None, 0), (0, 8)]
+    shutil.rmtree((await public(deps, version=16))[0].directory)
+    keyframe = (await edges(deps))[None, 0]
+    await line(deps, pieces, 23, first=17)
+    await deps.store.write(lambda tx: tx.delete(EdgeRow, job_id="j1", id=keyframe.id))
+    await line(deps, pieces, 24, first=24)
+    assert (16, 24) not in await edges(deps)
+
+
+async def test_a_base_that_cannot_be_made_again_is_left_out_in_words(deps: Deps) -> None:
+    class Picky(Pieces):
+        async def add_edges(self, *_args, **_named):
+            return ()
+
+    with capture_logs() as logs:
+        await line(deps, Picky(), 8)
+    assert any(one["event"] == "edges_left_out" and one["version"] == 8 for one in logs)
+    assert (0, 8) not in await edges(deps)
 
 
 async def test_the_cost_of_retiring_does_not_grow_with_the_versions_that_retired(deps: Deps) -> None:

@@ -123,6 +123,7 @@ async def test_two_roll_backs_of_one_version(deps: Deps) -> None:
     job, pieces = await running(deps), Pieces()
     for weights, name in (("a", "1"), ("b", "2"), ("a", "3")):
         await announce(deps, pieces, job, shot(deps, 3, weights, name), (1, 2))
+        await retire(deps, pieces, job)
     rows = await public(deps, version=3)
     assert sorted(p.state for p in rows) == [PublicationState.PUBLISHED, PublicationState.ROLLED_BACK]
     kept = next(p for p in rows if p.state is PublicationState.PUBLISHED)

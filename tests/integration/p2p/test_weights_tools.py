@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -27,6 +28,7 @@ from p2p.adapters.weights_diff import Diffed, diff
 from p2p.codec import weights_file as form
 from p2p.codec.delta import Delta
 from p2p.codec.effort import Effort
+from p2p.codec.safetensors import INDEX
 from p2p.errors import ApplyFailed, SnapshotError, SwarmError, WeightsFileRefused
 from tests.models import tiny
 
@@ -294,6 +296,34 @@ def test_directories_without_safetensors_are_refused_by_what_they_hold(tiny_vers
     with pytest.raises(SnapshotError, match="is no directory"):
         make(tmp_path / "absent", new, tmp_path / "v.delta")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pickles"]
+
+
+def test_shards_and_indexes_that_do_not_belong_together_are_named_with_the_fix(tiny_versions: Path, tmp_path: Path) -> None:
+    base, new = (tiny_versions / "sharded" / name for name in ("base", "new"))
+    shard = sorted(path.name for path in new.glob("*.safetensors"))[1]
+
+    def short(path: Path) -> None:
+        path.write_bytes(path.read_bytes()[:-9])
+
+    def replaced_by_a_directory(path: Path) -> None:
+        path.unlink()
+        path.mkdir()
+
+    spoilt: list[tuple[str, Callable[[Path], Any], str]] = [
+        (shard, Path.unlink, f"names {shard}, and no such file lies beside it: copy or download all shards"),
+        (shard, replaced_by_a_directory, f"names {shard}, and no such file lies beside it: copy or download all shards"),
+        (shard, short, f"{shard}: the tensors end at byte .* after its header: copy or download it again"),
+        (INDEX, Path.unlink, f"holds model-.*; what is read is .* with {INDEX}: save the model with save_pretrained"),
+        (INDEX, lambda path: path.write_text("["), "is not an index of safetensors files: .*; copy it again"),
+        (INDEX, lambda path: path.write_text('{"weight_map": {}}'), "holds no tensors: save the model again"),
+    ]
+    for number, (name, spoil, words) in enumerate(spoilt):
+        broken = shutil.copytree(new, tmp_path / str(number))
+        spoil(broken / name)
+        with pytest.raises(SnapshotError, match=words):
+            make(base, broken, tmp_path / "v.delta")
+        assert re.search(words, check(broken).problem or "")
+    assert not (tmp_path / "v.delta").exists()
 
 
 class Failing(RealFiles):

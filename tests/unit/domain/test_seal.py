@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.domain.seal import ReadyGroup, choose
+from coordinator.domain.seal import ReadyGroup, choose, teaches_nothing
 from coordinator.domain.staleness import StalenessError
 
 GOOD, DULL = (0.0, 1.0), (1.0, 1.0)
@@ -98,3 +98,17 @@ def test_replacements_are_counted_over_the_whole_step() -> None:
 def test_more_replaced_than_allowed_now() -> None:
     """The limit may have been lowered meanwhile."""
     assert sealed(ready(1, 2, rewards=DULL), replacements=0, replaced=3).zero_weight == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("groups", "nothing"),
+    [
+        ([DULL, DULL], True),
+        ([DULL, GOOD], False),
+        ([GOOD], False),
+        ([(1.0,), (None, 2.0), (0.5, 0.5 + 1e-7)], True),  # alone, alone, alike
+        ([(None, 0.0, 1.0)], False),
+    ],
+)
+def test_a_step_teaches_by_any_group_whose_scores_differ(groups: list[tuple[float | None, ...]], nothing: bool) -> None:
+    assert teaches_nothing(groups) is nothing

@@ -34,6 +34,16 @@ def test_what_is_not_here_at_the_end_is_absent(tmp_path: Path) -> None:
         pieces.read(name(b"never").digest)
 
 
+def test_what_nobody_wants_any_more_is_absent_here_or_not(tmp_path: Path) -> None:
+    """A fetch that was given up: what lies in the store already is not decoded for nothing."""
+    store = PieceStore(tmp_path)
+    pieces = ArrivingPieces(store)
+    store.put(name(b"here"), b"here")
+    pieces.abandon()
+    with pytest.raises(KeyError):
+        pieces.read(name(b"here").digest)
+
+
 def test_the_end_wakes_a_reader_that_waits(tmp_path: Path) -> None:
     pieces = ArrivingPieces(PieceStore(tmp_path))
     seen: list[str] = []

@@ -72,7 +72,7 @@ def test_splitting_planes_puts_the_exponent_in_the_high_byte() -> None:
     assert np.array_equal(planes.join(high, low).view("<u2"), words)
 
 
-@pytest.mark.parametrize("encoding", sorted(ENCODINGS))
+@pytest.mark.parametrize("encoding", ["raw", "planes", "delta"])  # lowrank leads to what its factors make: test_codec_lowrank.py
 @given(tensors=tensor_lists, seed=st.integers(0, 2**32), narrow=st.booleans(), most=st.sampled_from([8, 16, 4096]))
 @settings(deadline=None, max_examples=60)
 def test_encodings_are_lossless_for_any_bits(encoding: str, tensors: list[Tensor], seed: int, narrow: bool, most: int) -> None:

@@ -204,6 +204,39 @@ def test_edges_of_lost_digests_do_not_count() -> None:
     assert retained([], ways, held=NONE) == NONE
 
 
+def replayed(last: int, first: int) -> tuple[list[str], list[Way]]:
+    """The lineage after a replay gave the versions `first` to `last` - 1 other bits (numbers above 100), and not yet `last`."""
+    order, ways = grown(last)
+    for number in range(first, last):
+        base = order[number - 1]
+        order[number] = name(100 + number)
+        ways.append(Way(f"again:{number}", order[number], number, "delta", base, number - 1, 10))
+    return order, ways
+
+
+def test_ways_over_lost_versions_stay_while_the_newest_is_reached_by_them() -> None:
+    """Version 20 is still the old one: from 17, from nothing. Once it is replaced too they go."""
+    order, ways = replayed(20, 18)
+    held = name(17)
+    kept = retained(order, ways, held=frozenset({held}))
+    left = [one for one in ways if one.id in kept]
+    assert ids(path(left, name(20), held=frozenset({held}))) == ["delta:17>18", "delta:18>19", "delta:19>20"]
+    assert path(left, name(20), held=NONE) == path(ways, name(20), held=NONE)
+    order[20] = name(120)
+    ways.append(Way("again:20", name(120), 20, "delta", order[19], 19, 10))
+    kept = retained(order, ways, held=frozenset({held}))
+    assert not kept & {"delta:17>18", "delta:18>19", "delta:19>20"}
+
+
+def test_a_way_from_lost_bits_stays_as_long_as_singles_do() -> None:
+    """Receivers that still hold them take it."""
+    order, ways = grown(100)
+    bridges = [Way(f"bridge:{number}", name(number), number, "delta", name(900 + number), number, 10) for number in (30, 90)]
+    kept = retained(order, [*ways, *bridges], held=NONE)
+    assert "bridge:90" in kept
+    assert "bridge:30" not in kept
+
+
 def test_a_version_that_nothing_leads_to_keeps_what_there_is() -> None:
     """Its keyframe is about to be made."""
     assert retained([name(0), name(1)], [way(0, 1)], held=frozenset({name(7)})) == {"delta:0>1"}

@@ -118,6 +118,20 @@ def test_squashed_edges_and_keyframes_are_added_later(line: Line) -> None:
     assert len(line.route(5, [1])) == 1
 
 
+def test_a_squashed_edge_whose_base_directory_is_gone_is_made_from_the_edges_that_lead_there(line: Line) -> None:
+    """The very same edge as with the directory, which is not left behind."""
+    newest, path = line.manifests[5], tuple(line.route(2, []))
+    assert [hop.edge.base_version for hop in path] == [None, 0, 1]
+    (with_bits,) = line.encoder.add_edges(line.root / "v5", newest, bases=[line.base(2)])
+    gone = Base(2, line.manifests[2].digest, line.root / "gone", path=path)
+    (without,) = Encoder(line.root / "pieces").add_edges(line.root / "v5", newest, bases=[gone])
+    assert without == with_bits
+    assert not list(line.root.glob(".*"))
+    line.store.remove(path[1].edge.pieces[0].digest)
+    assert Encoder(line.root / "pieces").add_edges(line.root / "v5", newest, bases=[gone]) == ()
+    assert not list(line.root.glob(".*"))
+
+
 def test_a_base_with_other_bits_gets_no_edge(line: Line) -> None:
     """Gone, damaged, or of other tensors: the version is published as keyframes, and no wrong edge is ever named."""
     write_model(line.root / "v6", tensors_of(6))

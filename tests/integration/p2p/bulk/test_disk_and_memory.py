@@ -30,6 +30,24 @@ class Hanging:
         self._keep(piece, data)
 
 
+def test_of_a_retired_transfer_nothing_is_remembered(tmp_path: Path) -> None:
+    """A seeder lives as long as its coordinator, and offers pieces of new names with each version."""
+    seeder, peer = Node(tmp_path, "seeder", is_seeder=True), Node(tmp_path, "w-a")
+    with running(seeder, peer):
+        peer.dial(seeder)
+        peer.wait_event(PeerOpened)
+        for version in range(3):
+            data = make_pieces(6, 20_000, seed=version)
+            put_all(seeder.store, data)
+            for text, signature in make_batches(data, version=version):
+                transfer = seeder.node.add_batch(text, signature)
+            peer.wait_for(lambda one, transfer=transfer: isinstance(one, TransferComplete) and one.transfer == transfer)  # type: ignore[misc]
+            assert len(seeder.store._sound) == 6
+            seeder.node.retire(transfer)
+            assert not seeder.store._sound
+            assert holds_all(seeder.store, data), "they stay in the store"
+
+
 def received(node: Node) -> int:
     return sum(one.bytes_down for one in node.node.state().transfers)
 
