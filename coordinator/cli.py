@@ -354,12 +354,13 @@ def job_download(
     job: str,
     version: int,
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder to write the Hugging Face files into.")],
+    adapter: Annotated[bool, typer.Option("--adapter", help="The LoRA adapters alone, as peft loads them.")] = False,
     url: Url = None,
     token: Token = None,
     data_dir: DataDir = None,
 ) -> None:
     """Download a version as a Hugging Face directory."""
-    jobs.download(find(url, token, data_dir), job, version, out)
+    jobs.download(find(url, token, data_dir), job, version, out, part="adapter" if adapter else "files")
 
 
 @worker_app.command("list")

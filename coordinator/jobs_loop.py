@@ -13,6 +13,7 @@ from coordinator.domain.states import JOB, TERMINAL, move
 from coordinator.service.deps import Deps
 from coordinator.service.driving import JobDriver, Tools
 from coordinator.service.ending import LIVE_GROUPS, end_job, settle_all
+from coordinator.service.job_ports import LearnerHostFault
 from coordinator.service.ports import Reader, Tx
 from coordinator.service.recording import record_event
 
@@ -74,8 +75,7 @@ class JobsLoop:
                 log.warning("driver_starts_again", job=job_id, reason=_innermost(error))
             elif error is not None:
                 log.error("driver_failed", job=job_id, exc_info=error)
-                words = f"internal error, nothing is lost: {_innermost(error)}; see the coordinator's log, then resume"
-                await self._pause(job_id, words)
+                await self._pause(job_id, _why_paused(error))
             del self._drivers[job_id]  # only now: it is not started again before the pause is on record
 
     async def _may_start_again(self, job_id: str, error: BaseException) -> bool:
@@ -148,6 +148,13 @@ def _leaves(error: BaseException) -> list[BaseException]:
     if not isinstance(error, BaseExceptionGroup):
         return [error]
     return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+
+
+def _why_paused(error: BaseException) -> str:
+    refusals = [leaf for leaf in _leaves(error) if isinstance(leaf, LearnerHostFault)]
+    if refusals:
+        return f"the learner's host refused, nothing is lost: {refusals[0]}; then resume"
+    return f"internal error, nothing is lost: {_innermost(error)}; see the coordinator's log, then resume"
 
 
 def _innermost(error: BaseException) -> str:

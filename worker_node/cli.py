@@ -6,6 +6,8 @@ Exit codes: 0 done; 1 an error, told in one line; 2 wrong usage; 3 the engine fa
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import json
 import os
 import re
@@ -13,9 +15,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,11 +49,49 @@ MaxModelLen = Annotated[
 ]
 Eager = Annotated[bool, typer.Option("--eager", help="vllm: no CUDA graphs; starts sooner, decodes slower.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For scripts.")]
+NO_VLLM = config.VllmSettings()
 
 
 def main() -> None:
     """The console script."""
     app()
+
+
+def _vllm_options(
+    vllm_python: VllmPython = None,
+    tensor_parallel: TensorParallel = 1,
+    gpu_memory: GpuMemory = 0.9,
+    kv_cache_gib: KvCache = 0.0,
+    max_model_len: MaxModelLen = 0,
+    eager: Eager = False,
+) -> config.VllmSettings:
+    """What a command that runs an engine takes for vLLM alone. Raises ConfigError."""
+    return config.vllm_settings(
+        vllm_python,
+        tensor_parallel=tensor_parallel,
+        gpu_memory=gpu_memory,
+        kv_cache_gib=kv_cache_gib,
+        max_model_len=max_model_len,
+        eager=eager,
+    )
+
+
+def _takes_vllm_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `_vllm_options` in place of its parameter `vllm`; it gets what they say."""
+    own = inspect.signature(_vllm_options, eval_str=True).parameters
+    signature = inspect.signature(command, eval_str=True)
+    parameters = [
+        parameter for given in signature.parameters.values() for parameter in (own.values() if given.name == "vllm" else (given,))
+    ]
+
+    @functools.wraps(command)
+    def wrapped(**given: Any) -> None:
+        with _one_line():
+            vllm = _vllm_options(**{name: given.pop(name) for name in own})
+        command(**given, vllm=vllm)
+
+    wrapped.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # typer reads it
+    return wrapped
 
 
 @contextmanager
@@ -65,6 +105,7 @@ def _one_line() -> Iterator[None]:
 
 
 @app.command()
+@_takes_vllm_options
 def join(
     url: Annotated[str, typer.Argument(help="The coordinator, https://...")],
     invite: InviteOption = None,
@@ -75,12 +116,7 @@ def join(
     slots: Annotated[int, typer.Option(min=1, max=4096, help="Completions generated at once.")] = 32,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1.")] = "auto",
-    vllm_python: VllmPython = None,
-    tensor_parallel: TensorParallel = 1,
-    gpu_memory: GpuMemory = 0.9,
-    kv_cache_gib: KvCache = 0.0,
-    max_model_len: MaxModelLen = 0,
-    eager: Eager = False,
+    vllm: config.VllmSettings = NO_VLLM,
     state_dir: StateDir = None,
     peer_host: Annotated[str, typer.Option(help="The address literal under which other workers reach this one.")] = "127.0.0.1",
     peer_port: Annotated[int, typer.Option(help="Serve pieces to other workers on this port; 0: do not.")] = 0,
@@ -128,15 +164,7 @@ def join(
                 tokens_per_s=tokens_per_s,
                 faults=config.parse_counts(fault or [], "--fault", FAULTS),
                 throttle=throttle,
-                vllm=config.vllm_settings(
-                    vllm_python,
-                    tensor_parallel=tensor_parallel,
-                    gpu_memory=gpu_memory,
-                    kv_cache_gib=kv_cache_gib,
-                    max_model_len=max_model_len,
-                    eager=eager,
-                    log=directory.absolute() / "vllm.log",
-                ),
+                vllm=replace(vllm, log=directory.absolute() / "vllm.log"),
             ),
             peer=config.peer_settings(peer_host, peer_port, control_port),
             libp2p=libp2p,
@@ -261,18 +289,14 @@ def price(
 
 
 @app.command()
+@_takes_vllm_options
 def bench(
     model: Annotated[Path, typer.Argument(help="A Hugging Face directory.")],
     engine: EngineOption = "torch",
     slots: Annotated[int, typer.Option(min=1, max=4096)] = 32,
     dtype: Annotated[str, typer.Option()] = "float32",
     device: Annotated[str, typer.Option()] = "auto",
-    vllm_python: VllmPython = None,
-    tensor_parallel: TensorParallel = 1,
-    gpu_memory: GpuMemory = 0.9,
-    kv_cache_gib: KvCache = 0.0,
-    max_model_len: MaxModelLen = 0,
-    eager: Eager = False,
+    vllm: config.VllmSettings = NO_VLLM,
     seconds: Annotated[float, typer.Option(min=0.1)] = 10.0,
     new_tokens: Annotated[int, typer.Option(min=1)] = 128,
     as_json: AsJson = False,
@@ -286,19 +310,15 @@ def bench(
     with _one_line():
         if not (model / "config.json").is_file():
             raise ConfigError(f"{model} is no Hugging Face directory: it holds no config.json")
-        vllm = config.vllm_settings(
-            vllm_python,
-            tensor_parallel=tensor_parallel,
-            gpu_memory=gpu_memory,
-            kv_cache_gib=kv_cache_gib,
-            max_model_len=max_model_len,
-            eager=eager,
-        )
         core = make_engine(config.engine_settings(engine, slots=slots, dtype=dtype, device=device, vllm=vllm))
         try:
             core.load(Weights(model, 0, "0" * 64))
             decode_rate(core, slots=slots, new_tokens=2, limit_s=seconds)  # warm up
             rate = decode_rate(core, slots=slots, new_tokens=new_tokens, limit_s=seconds)
+            if rate == 0:  # an engine that runs by itself tells tokens when a completion ends
+                raise ConfigError(
+                    f"no completion of {new_tokens} tokens ended in {seconds:g} s: raise --seconds or lower --new-tokens"
+                )
             info = core.info
         finally:
             core.close()

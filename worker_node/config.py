@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from worker_node.domain.vllm_fit import LEAST_CONTEXT
 from worker_node.errors import ConfigError
 
 INVITE_VARIABLE = "ECHO2_INVITE"
@@ -101,6 +102,7 @@ class VllmSettings:
     max_model_len: int = 0  # 0: the model's, or what fits
     eager: bool = False  # no CUDA graphs: a quicker start, slower tokens
     log: Path | None = None  # None: gone with the server
+    visible: str = ""  # the owner's CUDA_VISIBLE_DEVICES; empty: every card
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,19 +209,22 @@ def vllm_settings(
     kv_cache_gib: float = 0.0,
     max_model_len: int = 0,
     eager: bool = False,
-    log: Path | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> VllmSettings:
     """Check the options that are for --engine vllm only. Raises ConfigError."""
     if not 0.1 <= gpu_memory <= 0.98:
         raise ConfigError(f"--gpu-memory {gpu_memory:g} must lie between 0.1 and 0.98: the share of a card that vLLM may take")
     if kv_cache_gib and not 0.05 <= kv_cache_gib <= 4096:
         raise ConfigError(f"--kv-cache-gib {kv_cache_gib:g} must be 0 (what is left) or lie between 0.05 and 4096")
-    if max_model_len and max_model_len < 16:
-        raise ConfigError(f"--max-model-len {max_model_len} must be 0 (the model's) or at least 16 tokens")
+    if max_model_len and max_model_len < LEAST_CONTEXT:
+        raise ConfigError(
+            f"--max-model-len {max_model_len} must be 0 (the model's, or what fits) or at least {LEAST_CONTEXT} tokens"
+        )
     path = (python or Path(sys.executable)).absolute()  # not resolved: a virtual environment's python is a link
     if not path.is_file():
         raise ConfigError(f"--vllm-python {python} is no file: name the python of the environment that has vLLM")
-    return VllmSettings(path, tensor_parallel, gpu_memory, kv_cache_gib, max_model_len, eager, log)
+    visible = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES", "")
+    return VllmSettings(path, tensor_parallel, gpu_memory, kv_cache_gib, max_model_len, eager, visible=visible)
 
 
 def peer_settings(host: str, port: int, control_port: int = 0) -> PeerSettings:
@@ -235,7 +240,12 @@ def peer_settings(host: str, port: int, control_port: int = 0) -> PeerSettings:
         address = ipaddress.ip_address(host)
     except ValueError as error:
         raise ConfigError(f"--peer-host {host!r} must be an IP address literal: other workers do not resolve names") from error
-    bind = "127.0.0.1" if address.is_loopback and address.version == 4 else "::" if address.version == 6 else "0.0.0.0"  # noqa: S104
+    if "%" in host:
+        raise ConfigError(
+            f"--peer-host {host!r} has a scope, which means something on this host only: give an address that others reach"
+        )
+    anywhere = "::" if address.version == 6 else "0.0.0.0"  # noqa: S104
+    bind = str(address) if address.is_loopback else anywhere
     return PeerSettings(host, port, bind, control_port)
 
 

@@ -27,7 +27,7 @@ from worker_node.adapters.coordinator_client import CoordinatorClient
 from worker_node.adapters.engine import Aborted, EngineCore, EngineHost, Finished, Output, Swapped, Unmakeable
 from worker_node.adapters.neighbourhood import Neighbourhood
 from worker_node.adapters.peers import Peers
-from worker_node.adapters.swarm import Swarm
+from worker_node.adapters.swarm import Swarm, blame_for
 from worker_node.adapters.tidings import Tidings
 from worker_node.books import Books
 from worker_node.config import WorkerSettings
@@ -189,7 +189,7 @@ class Runtime:
             case do.Weigh():
                 self._spawn(self._weigh(instruction.version))
             case do.StopFetch():
-                self._swarm.stop_fetch()
+                self._swarm.stop_fetch(instruction.version)
             case do.Prefetch():
                 self._spawn(self._swarm.prefetch(instruction.news, epoch=lambda: self._epoch))
             case do.SwapWeights():
@@ -298,7 +298,7 @@ class Runtime:
             finished = await self._swarm.bring(version, epoch=lambda: self._epoch, on_progress=self._books.fetch_progress)
         except (SwarmError, CallError, TrustError, OSError) as error:
             self._log.warning("not fetched", version=str(version), reason=str(error))
-            self._push(ev.FetchFailed(version, str(error)))
+            self._push(ev.FetchFailed(version, str(error), blame_for(error)))
             return
         finally:
             self._books.fetch_ended()

@@ -14,6 +14,7 @@ from typing import Any
 
 from p2p.adapters.publish import Base, Encoder
 from p2p.codec.delta import warm_up
+from p2p.domain.hops import Hop
 from p2p.domain.manifest import Manifest
 from p2p.errors import SwarmError
 
@@ -64,9 +65,9 @@ def _add_edges(encoder: Encoder, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _base(fields: dict[str, Any]) -> Base:
-    return Base(
-        fields["version"], fields["digest"], Path(fields["directory"]), fields["expected_bytes"], fields["link_bytes_per_s"]
-    )
+    instead = fields["instead"]
+    given = {**fields, "directory": Path(fields["directory"]), "instead": None if instead is None else _base(instead)}
+    return Base(**{**given, "path": tuple(Hop.from_json(text) for text in fields["path"])})
 
 
 def _tell(batch: str) -> None:

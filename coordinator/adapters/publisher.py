@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import threading
 from asyncio.subprocess import Process
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -18,9 +19,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from coordinator.adapters.child import child_environment
 from coordinator.adapters.encode_child import BATCH_MARK
 from coordinator.service.job_ports import BaseSnapshot, PublishFailed, PublishInterrupted, SignedHop, SignedManifest
+from coordinator.service.piece_names import PieceNames
 from coordinator.service.ports import Clock
 from p2p.adapters.piece_store import PieceStore
-from p2p.domain.hops import hops_of, pieces_named
+from p2p.domain.batches import text_hash
+from p2p.domain.hops import hops_of
 from p2p.domain.manifest import Manifest
 from p2p.domain.signing import sign_batch, sign_hop, sign_manifest
 
@@ -52,6 +55,8 @@ class ProcessPublisher:
         self._deadline_s = deadline_s
         self._child: Process | None = None
         self._turn = asyncio.Lock()
+        self._names = PieceNames[str]()  # by the hash of the text: most of what is kept was kept the last time
+        self._names_lock = threading.Lock()
 
     async def publish(
         self, directory: Path, *, job_id: str, version: int, canary_ids: Sequence[int], base: BaseSnapshot | None = None
@@ -168,28 +173,26 @@ class ProcessPublisher:
 
     async def remove_pieces(self, texts: Sequence[str], *, kept: Sequence[str]) -> int:
         """Delete pieces that only `texts` name."""
-        return await asyncio.to_thread(_remove, self._store_dir, texts, kept)
+        return await asyncio.to_thread(self._remove, texts, kept)
 
     async def keep_pieces(self, kept: Sequence[str]) -> int:
         """Delete what `kept` does not name."""
-        return await asyncio.to_thread(_keep, self._store_dir, kept)
+        return await asyncio.to_thread(self._keep, kept)
+
+    def _pieces(self, texts: Sequence[str]) -> set[str]:
+        with self._names_lock:
+            return {name.hex() for text in texts for name in self._names.of(text_hash(text), text)}
+
+    def _remove(self, texts: Sequence[str], kept: Sequence[str]) -> int:
+        store, digests = PieceStore(self._store_dir), self._pieces(texts) - self._pieces(kept)
+        for digest in digests:
+            store.remove(digest)
+        return len(digests)
+
+    def _keep(self, kept: Sequence[str]) -> int:
+        store = PieceStore(self._store_dir)
+        return store.sweep() + store.keep_only(self._pieces(kept))
 
     async def close(self) -> None:
         """End the encoder."""
         await self._drop()
-
-
-def _pieces(texts: Sequence[str]) -> set[str]:
-    return {piece.digest for text in texts for piece in pieces_named(text)}
-
-
-def _remove(store_dir: Path, texts: Sequence[str], kept: Sequence[str]) -> int:
-    store, digests = PieceStore(store_dir), _pieces(texts) - _pieces(kept)
-    for digest in digests:
-        store.remove(digest)
-    return len(digests)
-
-
-def _keep(store_dir: Path, kept: Sequence[str]) -> int:
-    store = PieceStore(store_dir)
-    return store.sweep() + store.keep_only(_pieces(kept))

@@ -208,8 +208,8 @@ def show_checkpoints(reply: Any) -> None:
     show_table("Checkpoints", ("version", "source", "at", "digest", "bytes"), rows)
 
 
-def download(connection: Connection, job: str, version: int, out: Path) -> None:
-    """All files of a version into a folder."""
+def download(connection: Connection, job: str, version: int, out: Path, *, part: str = "files") -> None:
+    """All files of a version into a folder; `part` adapter: those of its adapters alone."""
 
     async def action(client: RestClient) -> int:
         found = (await client.get(f"/jobs/{job}/checkpoints"))["checkpoints"]
@@ -217,7 +217,9 @@ def download(connection: Connection, job: str, version: int, out: Path) -> None:
         if entry is None:
             known = ", ".join(str(c["version"]) for c in found) or "none"
             raise CoordinatorError(f"job {job} has no version {version} on the coordinator; there are: {known}")
-        names = [f["name"] for f in entry["files"]]
+        names = [f["name"] for f in entry.get(part, ())]
+        if not names:
+            raise CoordinatorError(f"version {version} of job {job} has no {part}: only jobs with [lora] have adapters")
         if strange := [name for name in names if Path(name).name != name or name in ("", ".", "..")]:
             raise CoordinatorError(f"the coordinator names a file {strange[0]!r}, which is no plain name: nothing was written")
         try:

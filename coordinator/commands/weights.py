@@ -26,7 +26,9 @@ from p2p.errors import SwarmError
 SHOWN_TENSORS = 8
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _FIXES = {
-    errno.ENOENT: ": check the name; a shard that an index names must lie beside it",
+    errno.ENOENT: ": check the name",
+    errno.EACCES: ": you may not; name another place, or give yourself the right",
+    errno.EROFS: ": name a place that can be written",
     errno.EISDIR: ": name a file that `echo2 weights diff` wrote",
 }
 

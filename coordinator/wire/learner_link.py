@@ -65,7 +65,7 @@ class Evaluate(LinkMessage):
 
     kind: Literal["evaluate"] = "evaluate"
     prompts: tuple[tuple[int, ...], ...]
-    max_new_tokens: int
+    max_new_tokens: tuple[int, ...] = Field(description="the most after each prompt, one each")
     stop_token_ids: tuple[int, ...]
 
 

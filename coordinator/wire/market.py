@@ -78,6 +78,9 @@ class JobMarketView(RestAnswer):
     warning_line: int | None = Field(description="the least S at which work surely comes in time")
     train_s: float | None
     bcast_p95_s: float
+    is_bcast_forecast: bool = Field(
+        False, description="no delta was broadcast yet: its size is forecast from the weights, its time from the links"
+    )
     predicted_idle: float | None = Field(description="of the learner, with the active set")
     measured_idle: float | None = Field(description="over its newest steps")
     gains: tuple[GainView, ...] = ()

@@ -265,12 +265,20 @@ class SignedHop(Message):
     signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
 
 
+class BaseVersion(Message):
+    """A version that low-rank edges of its job begin at: whoever keeps it comes from it to any other for the bytes of the adapters."""
+
+    version: Version
+    digest: Digest
+
+
 class ManifestReply(Message):
     """GET jobs/{job}/manifests/{version}: the signed manifest (see p2p/PROTOCOL.md), and a path to it."""
 
     manifest: str = Field(description="canonical JSON of p2p.domain.manifest, exactly as signed")
     signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
     hops: tuple[SignedHop, ...] = Field((), description="the cheapest path from what the worker holds, in order", max_length=128)
+    base: BaseVersion | None = Field(None, description="a version of the job that is worth keeping, if there is room")
 
 
 class SignedBatch(Message):

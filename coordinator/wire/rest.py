@@ -277,6 +277,7 @@ class CheckpointView(RestAnswer):
     digest: str | None = Field(description="of a publication: its whole digest")
     at: float
     files: tuple[CheckpointFile, ...]
+    adapter: tuple[CheckpointFile, ...] = Field((), description="with [lora]: the adapters alone, as peft saves them")
 
 
 class CheckpointList(RestAnswer):

@@ -3,7 +3,8 @@
 The worker is the real one (client, signatures, swarm, session, engine) against a small coordinator in this process. Bare torch is
 the engine alone in this process; bare vLLM is `LLM.generate` in vLLM's own Python. Both sides take turns, in pairs, in one run,
 so that other load on the machine meets both. Needed: 0.95 of the bare engine's rate, by the median of the pairs. CPU seconds a
-thousand tokens are told too: they do not depend on who else uses the machine.
+thousand tokens are told too: they do not depend on who else uses the machine. As in service the worker gets no more than it has free
+slots; `occupancy` is the share of its slots in which something was being made.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ class Measured:
     seconds: float
     cpu_s: float
     tokens: int
+    occupancy: float = 1.0  # share of the slots' time in which a completion was being made
 
     @property
     def rate(self) -> float:
@@ -165,13 +167,32 @@ class BareVllm:
 
 
 class Coordinator(SmallCoordinator):
-    """Heartbeats as seldom as in service; in tests they come every tenth of a second."""
+    """Heartbeats as seldom as in service, and no more work than fits; in tests they come every tenth of a second, and all at once."""
+
+    async def on_lease(self, request: web.Request, body: bytes) -> wire.LeaseReply:
+        whole = await super().on_lease(request, body)
+        free, given = wire.LeaseRequest.model_validate_json(body).free_slots, []
+        for lease in whole.leases:
+            part, rest = cut(lease, free)
+            given += part
+            self.work += rest
+            free -= sum(len(one.slots) for one in part)
+        return whole.model_copy(update={"leases": tuple(given)})
 
     async def on_join(self, request: web.Request, body: bytes) -> wire.Welcome:
         return (await super().on_join(request, body)).model_copy(update={"heartbeat_s": HEARTBEAT_S})
 
     async def on_heartbeat(self, request: web.Request, body: bytes) -> wire.HeartbeatReply:
         return (await super().on_heartbeat(request, body)).model_copy(update={"heartbeat_s": HEARTBEAT_S})
+
+
+def cut(lease: wire.Lease, free: int) -> tuple[list[wire.Lease], list[wire.Lease]]:
+    """The part of a lease that fits into `free` slots, and the rest as a lease of its own; either may be none."""
+    if free >= len(lease.slots):
+        return [lease], []
+    rest = {"lease_id": f"{lease.lease_id}+", "slots": lease.slots[free:], "seeds": lease.seeds[free:]}
+    part = {"slots": lease.slots[:free], "seeds": lease.seeds[:free]}
+    return [lease.model_copy(update=part)] if free else [], [lease.model_copy(update=rest)]
 
 
 class WholeWorker:
@@ -221,8 +242,10 @@ class WholeWorker:
         self._coordinator.more_work.set()
         await self._until(lambda: len(self._coordinator.accepted) == self._work.completions, 7200.0)
         seconds = time.monotonic() - started
-        tokens = sum(len(arrays["token_ids"]) for _, arrays, _ in self._coordinator.accepted.values())
-        return Measured(seconds, family_cpu_s(os.getpid()) - before, tokens)
+        accepted = self._coordinator.accepted.values()
+        tokens = sum(len(arrays["token_ids"]) for _, arrays, _ in accepted)
+        busy_s = sum(head.generate_s for head, _, _ in accepted)
+        return Measured(seconds, family_cpu_s(os.getpid()) - before, tokens, busy_s / (self._work.slots * seconds))
 
     async def _until(self, condition: Callable[[], bool], limit_s: float) -> None:
         async with asyncio.timeout(limit_s):
@@ -253,7 +276,7 @@ async def pairs(
                 idle = family_cpu_s(apart) if apart is not None else 0.0
                 whole = await worker.run()
                 idle = family_cpu_s(apart) - idle if apart is not None else 0.0
-                two = Measured(whole.seconds, whole.cpu_s - idle, whole.tokens)
+                two = replace(whole, cpu_s=whole.cpu_s - idle)
         assert one is not None
         assert two is not None
         found.append((one, two))
@@ -291,6 +314,7 @@ async def measure(kind: str, work: Work, count: int, folder: Path) -> dict[str, 
         "bare_cpu_s_per_1000": round(statistics.median(1000 * one.cpu_s / one.tokens for one, _ in found), 2),
         "worker_cpu_s_per_1000": round(statistics.median(1000 * two.cpu_s / two.tokens for _, two in found), 2),
         "cpu_ratio": round(statistics.median(cpu), 3),
+        "occupancy": round(statistics.median(two.occupancy for _, two in found), 3),
     }
 
 

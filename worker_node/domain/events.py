@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from coordinator.wire.messages import Lease, SlotRefusal
@@ -98,6 +98,16 @@ class FetchFinished:
     seconds: float  # until the last piece
     assemble_s: float = 0.0  # from there to the verified snapshot
 
+    def since(self, earlier: FetchFinished) -> FetchFinished:
+        """What the version cost with one that was brought for its sake before."""
+        return replace(
+            self,
+            fetched_bytes=earlier.fetched_bytes + self.fetched_bytes,
+            from_peers_bytes=earlier.from_peers_bytes + self.from_peers_bytes,
+            seconds=earlier.seconds + self.seconds,
+            assemble_s=earlier.assemble_s + self.assemble_s,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class FetchFailed:
@@ -105,6 +115,7 @@ class FetchFailed:
 
     version: Version
     reason: str
+    blame: str = "network"  # empty: it cannot be told
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,7 +160,7 @@ class Holding:
         if isinstance(event, FetchFinished):
             return
         self.trouble = f"{event.version}: {event.reason}"
-        self._outbox.note(now, "fetch_failed", self.trouble, "network")
+        self._outbox.note(now, "fetch_failed", self.trouble, event.blame)
         self._manifests.failed(now)
 
     def swap_ended(self, event: SwapFinished | SwapFailed, now: float) -> Version | None:

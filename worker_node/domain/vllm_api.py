@@ -27,7 +27,8 @@ ROUTES: Final = (
     ("get", "/v1/models"),
 )
 WORDS: Final = ("token_ids", "cache_salt", "prompt_logprobs", "weight_version", "update_info")  # fields that requests use
-_GENERATED: Final = re.compile(r"^vllm:generation_tokens_total(?:\{[^}]*\})? ([0-9.eE+]+)$", re.MULTILINE)
+_CACHE: Final = re.compile(r"^vllm:kv_cache_usage_perc(?:\{[^}]*\})? ([0-9.eE+-]+)$", re.MULTILINE)
+_GENERATED: Final = re.compile(r"^vllm:generation_tokens_total(?:\{[^}]*\})? ([0-9.eE+-]+)$", re.MULTILINE)
 
 
 def too_old(version: str) -> str:
@@ -62,6 +63,12 @@ def token_versions(spans: Sequence[Mapping[str, Any]] | None, labels: Mapping[st
     if any(later < earlier for earlier, later in pairwise(versions)):
         raise ValueError("the weight spans go back to an older version")
     return tuple(versions)
+
+
+def progress(metrics: str) -> tuple[float, float] | None:
+    """Tokens made, and the share of the KV cache in use, which also grows with each part of a long prompt; None when tokens are not told."""
+    made = generated_tokens(metrics)
+    return None if made is None else (made, sum(float(value) for value in _CACHE.findall(metrics)))
 
 
 def generated_tokens(metrics: str) -> float | None:

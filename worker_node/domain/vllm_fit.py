@@ -29,11 +29,12 @@ class Shape:
     context: int  # positions
     vocab: int
     file_bytes: int  # of its weights, in bf16
+    heads: int  # of attention
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Where it is to run. `memory_bytes`: of one card, or what this machine has free; None: not known."""
+    """Where it is to run. `memory_bytes`: of one card, or what this machine has free, for all ranks together; None: not known."""
 
     place: str  # "cpu" or "gpu"
     memory_bytes: int | None
@@ -59,7 +60,9 @@ def read_shape(config: Mapping[str, Any], file_bytes: int) -> Shape:
     layers, heads, hidden = (_count(config, name) for name in ("num_hidden_layers", "num_attention_heads", "hidden_size"))
     kv_heads = _count(config, "num_key_value_heads") if config.get("num_key_value_heads") else heads
     head_dim = _count(config, "head_dim") if config.get("head_dim") else hidden // heads
-    return Shape(layers, kv_heads, head_dim, _count(config, "max_position_embeddings"), _count(config, "vocab_size"), file_bytes)
+    return Shape(
+        layers, kv_heads, head_dim, _count(config, "max_position_embeddings"), _count(config, "vocab_size"), file_bytes, heads
+    )
 
 
 def token_bytes(shape: Shape, *, dtype: str, cards: int) -> int:
@@ -71,6 +74,8 @@ def fit(shape: Shape, room: Room) -> Fit:
     """The context and cache to start with. Raises ValueError that says what does not fit and what to change."""
     if room.max_model_len is not None and room.max_model_len > shape.context:
         raise ValueError(f"--max-model-len {room.max_model_len}: the model has {shape.context} positions")
+    if shape.heads % room.cards:
+        raise ValueError(f"--tensor-parallel {room.cards}: the model's {shape.heads} attention heads cannot be shared evenly")
     weights = shape.file_bytes * ELEMENT_BYTES[room.dtype] // 2 // room.cards
     cache = _cache_bytes(room, weights)
     one = token_bytes(shape, dtype=room.dtype, cards=room.cards)
@@ -102,13 +107,14 @@ def _cache_bytes(room: Room, weights: int) -> int | None:
     given = _given(room)
     if room.memory_bytes is None:
         return given
-    left = int(room.memory_bytes * room.share) - weights - _RUNTIME_BYTES[room.place]
+    memory = room.memory_bytes // room.cards if room.place == "cpu" else room.memory_bytes
+    left = int(memory * room.share) - weights - _RUNTIME_BYTES[room.place]
     if given is None:
         return left
     if given > left:
         raise ValueError(
             f"the model does not fit: weights {_gib(weights)} in {room.dtype}, KV cache {_gib(given)} and {_gib(_RUNTIME_BYTES[room.place])} "
-            f"for the runtime are more than {room.share:.0%} of {_gib(room.memory_bytes)}: {_advice(room)}"
+            f"for the runtime are more than {room.share:.0%} of {_gib(memory)}: {_advice(room)}"
         )
     return given
 

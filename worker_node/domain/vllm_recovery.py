@@ -1,13 +1,15 @@
-"""When a vLLM server that died is started again, and when one that lives counts as dead."""
+"""When a vLLM server that died is started again, when one that lives counts as dead, and which request is to blame."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 MOST_DEATHS: Final = 4
 WITHIN_S: Final = 1800.0
 HANGS_AFTER_S: Final = 180.0
+ALONE_AFTER: Final = 2  # deaths of the server with a request in it: all that were in it are suspects
+GIVEN_UP_AFTER: Final = 3  # the last of them alone; fewer than MOST_DEATHS, so one bad request does not end the worker
 SAME_BITS: Final = {"float32": 1e-4, "float16": 0.1, "bfloat16": 0.5}  # a log-prob of the same weights, before and after a restart
 
 
@@ -20,9 +22,19 @@ def give_up(deaths: Sequence[float], now: float) -> str:
 
 
 def hangs(*, moved_at: float, now: float) -> str:
-    """Why a server that made its last token at `moved_at`, with completions running since, counts as dead; empty if not."""
+    """Why a server that was last seen to get on at `moved_at`, with completions running since, counts as dead; empty if not."""
     still_s = now - moved_at
     return f"no token for {still_s:.0f} s" if still_s >= HANGS_AFTER_S else ""
+
+
+def may_join(deaths: int, beside: Collection[int]) -> bool:
+    """Whether a request may run beside others, each with its deaths of the server: a suspect runs alone, so that the next death tells."""
+    return not beside or (deaths < ALONE_AFTER and max(beside) < ALONE_AFTER)
+
+
+def to_blame(deaths: int) -> str:
+    """Why a request is not given to a server again after so many deaths with it; empty while it is."""
+    return f"the vLLM server died {deaths} times with it, the last time with it alone" if deaths >= GIVEN_UP_AFTER else ""
 
 
 def other_bits(before: Sequence[float], after: Sequence[float], dtype: str) -> str:

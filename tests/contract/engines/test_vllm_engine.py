@@ -230,7 +230,7 @@ def test_an_update_that_fails_half_way_ends_in_a_clean_load(
     assert own._running is not None
     running, first = own._running, own._running._server._guard.pid
 
-    def half(files: object, label: str, mode: str, *, idle: bool) -> None:
+    def half(files: object, label: str, mode: str) -> None:
         running.client.call("POST", "/pause", query={"mode": "keep"}, timeout_s=60.0)
         running._call("/start_weight_update")
         raise Refused(500, "half way")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
 import re
 import subprocess
@@ -11,15 +12,19 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 import torch
 from aiohttp import web
+from typer.testing import CliRunner
 
 from worker_node.adapters.engines import make_engine
 from worker_node.adapters.model_files import check_same_tensors, read_config, read_table, weight_files
+from worker_node.adapters.vllm import guard as vllm_guard
 from worker_node.adapters.vllm import server as vllm_server
 from worker_node.adapters.vllm.client import Client, Gone, Refused
+from worker_node.cli import app
 from worker_node.config import EngineSettings, VllmSettings, engine_settings, vllm_settings
 from worker_node.errors import ConfigError, EngineError
 
@@ -32,6 +37,7 @@ class Answering:
     def __init__(self, socket: Path) -> None:
         self.socket = socket
         self.hung_up = threading.Event()
+        self.kept: list[bool] = []
         self.loop = asyncio.new_event_loop()
         self.ready = threading.Event()
         self.thread = threading.Thread(target=self.run, daemon=True)
@@ -50,6 +56,7 @@ class Answering:
         self.loop.run_forever()
 
     async def generate(self, request: web.Request) -> web.Response:
+        self.kept.append(request.keep_alive)
         body = await request.json()
         match body["token_ids"]:
             case [0]:
@@ -64,7 +71,8 @@ class Answering:
                     raise
         return web.json_response({"echo": body["token_ids"]})
 
-    async def health(self, _request: web.Request) -> web.Response:
+    async def health(self, request: web.Request) -> web.Response:
+        self.kept.append(request.keep_alive)
         return web.Response(text="well")
 
     async def pause(self, request: web.Request) -> web.Response:
@@ -112,8 +120,25 @@ def test_generations_come_back_under_their_names(client: Client) -> None:
     assert isinstance(answers["b"].error, Refused)
     assert (answers["b"].error.status, answers["b"].body) == (400, None)
     assert "no such token" in answers["b"].error.words
-    assert isinstance(answers["c"].error, Refused)
+    assert isinstance(answers["c"].error, Gone)  # an answer that is none: the request is made once more
     assert client.take(0.0) == []
+
+
+def test_a_request_that_cannot_even_be_sent_has_an_answer(client: Client) -> None:
+    """Whoever waits for it would wait for ever."""
+    client.send("odd", {"token_ids": {1, 2}})
+    (answer,) = client.take(5.0)
+    assert answer.name == "odd"
+    assert isinstance(answer.error, Gone)
+    assert "TypeError" in str(answer.error)
+
+
+def test_each_request_has_a_connection_of_its_own(client: Client, answering: Answering) -> None:
+    """A kept one may be closed by the server just when it is used again, and an update would then end in a new server."""
+    client.call("GET", "/health")
+    client.send("a", {"token_ids": [5]})
+    client.take(5.0)
+    assert answering.kept == [False, False]
 
 
 def test_a_cancelled_generation_is_hung_up(client: Client, answering: Answering) -> None:
@@ -143,10 +168,12 @@ def alive(pid: int) -> bool:
         return False
 
 
-def guarded(source: str) -> tuple[subprocess.Popen[str], list[int]]:
+def guarded(source: str, folder: Path, stderr: IO[bytes] | None = None) -> tuple[subprocess.Popen[str], list[int]]:
     """A guard over a Python program that prints process ids in its first line."""
-    command = [sys.executable, "-I", str(GUARD), sys.executable, "-c", source]
-    guard = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    command = [sys.executable, "-I", str(GUARD), str(folder), sys.executable, "-c", source]
+    guard = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True
+    )
     assert guard.stdout is not None
     return guard, [int(word) for word in guard.stdout.readline().split()]
 
@@ -160,28 +187,85 @@ time.sleep(600)
 """
 
 
-def test_the_guard_ends_everything_when_its_owner_is_gone() -> None:
-    """The owner's end of the pipe closes, as when it is killed: neither a stubborn server nor its child is left."""
-    guard, pids = guarded(STUBBORN)
+def until_dead(pids: list[int]) -> None:
+    end = time.monotonic() + 20.0
+    while any(alive(pid) for pid in pids):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_the_guard_ends_everything_when_its_owner_is_gone(tmp_path: Path) -> None:
+    """The owner's end of the pipe closes, as when it is killed: neither a stubborn server nor its child is left, nor its folder."""
+    folder = tmp_path / "server"
+    folder.mkdir()
+    guard, pids = guarded(STUBBORN, folder)
     assert all(alive(pid) for pid in pids)
     assert guard.stdin is not None
     assert guard.stdout is not None
     guard.stdin.close()
     guard.wait(20.0)
-    end = time.monotonic() + 10.0
-    while any(alive(pid) for pid in pids):
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    until_dead(pids)
+    assert not folder.exists()
     guard.stdout.close()
 
 
-def test_the_guard_ends_with_its_server() -> None:
-    guard, pids = guarded("import os; print(os.getpid(), flush=True)")
+LEAVING = """
+import mmap, os, subprocess, sys
+with open("/dev/shm/NAME", "wb+") as file:
+    file.truncate(4096)
+    memory = mmap.mmap(file.fileno(), 4096)
+child = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"])
+print(os.getpid(), child.pid, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_the_guard_ends_with_its_server(tmp_path: Path) -> None:
+    """With what that left behind, also where its last word cannot be written; the folder is its owner's."""
+    name = f"psm_test{os.getpid()}"
+    (tmp_path / vllm_guard.NOTE).write_text(f"{name}\n../etc\n")
+    with Path("/dev/full").open("wb") as full:
+        guard, pids = guarded(LEAVING.replace("NAME", name), tmp_path, full)
     guard.wait(20.0)
-    assert not alive(pids[0])
+    until_dead(pids)
+    assert not Path("/dev/shm", name).exists()
+    assert tmp_path.exists()
     for pipe in (guard.stdin, guard.stdout):
         assert pipe is not None
         pipe.close()
+
+
+def test_semaphores_are_found_by_what_they_are(tmp_path: Path) -> None:
+    """They are made under another name than they get."""
+    first, last = Path(f"/dev/shm/sem.first{os.getpid()}"), Path(f"/dev/shm/sem.mp-last{os.getpid()}")
+    with first.open("wb+") as file:
+        file.truncate(32)
+        memory = mmap.mmap(file.fileno(), 32)
+    last.hardlink_to(first)
+    first.unlink()
+    assert vllm_guard.segments([os.getpid()]) == {last.name}
+    memory.close()
+    vllm_guard.remove_segments({last.name})
+    assert not last.exists()
+
+
+def test_only_segments_that_nobody_maps_are_removed(tmp_path: Path) -> None:
+    """What is written down is a name of a segment, never a path."""
+    mine, other = Path(f"/dev/shm/psm_mine{os.getpid()}"), Path(f"/dev/shm/elses{os.getpid()}")
+    with mine.open("wb+") as file:
+        file.truncate(4096)
+        memory = mmap.mmap(file.fileno(), 4096)
+    other.touch()
+    (tmp_path / vllm_guard.NOTE).write_text(f"{mine.name}\n{other.name}\n../../tmp/psm_x\n")
+    names = vllm_guard.noted(tmp_path)
+    assert names == {mine.name} == vllm_guard.segments([os.getpid()])
+    vllm_guard.remove_segments(names)
+    assert mine.exists()
+    memory.close()
+    vllm_guard.remove_segments(names)
+    assert not mine.exists()
+    assert vllm_guard.noted(tmp_path / "absent") == set()
+    other.unlink()
 
 
 def test_a_python_without_vllm_is_told_what_to_do(tmp_path: Path) -> None:
@@ -192,11 +276,35 @@ def test_a_python_without_vllm_is_told_what_to_do(tmp_path: Path) -> None:
 
 
 def test_secrets_do_not_reach_the_server() -> None:
-    seen = vllm_server.environment({"OMP_NUM_THREADS": "1"}, {"ECHO2_INVITE": "secret", "PATH": "/bin", "PYTHONPATH": "/elsewhere"})
+    owner = {"ECHO2_INVITE": "secret", "PATH": "/bin", "PYTHONPATH": "/elsewhere", "VLLM_API_KEY": "would refuse us"}
+    seen = vllm_server.environment({"OMP_NUM_THREADS": "1"}, owner)
     assert "ECHO2_INVITE" not in seen
+    assert "VLLM_API_KEY" not in seen
+    assert seen["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert seen["PATH"] == "/bin"
     assert seen["PYTHONPATH"] == str(vllm_server.EXTENSION)
     assert seen["VLLM_SERVER_DEV_MODE"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("visible", "name"), [("", "card 0"), ("1", "card 1"), ("1,0", "card 1"), ("GPU-7a", "card GPU-7a"), ("MIG-3", "card 0")]
+)
+def test_the_first_card_is_the_first_that_may_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str, name: str
+) -> None:
+    """Not the machine's first, whose memory may be another."""
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text('#!/bin/sh\n[ "$1" = -i ] && echo "card $2, 81920" || { echo "card 0, 24576"; echo "card 1, 81920"; }\n')
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    card = vllm_server.first_card(visible)
+    assert card == vllm_server.Card(name, (81920 if visible and visible != "MIG-3" else 24576) << 20)
+
+
+def test_no_driver_is_no_card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert vllm_server.first_card("") is None
+    assert vllm_settings(None, environment={"CUDA_VISIBLE_DEVICES": "2"}).visible == "2"
 
 
 def test_the_extension_imports_nothing_of_ours() -> None:
@@ -227,13 +335,33 @@ def test_a_log_is_told_by_its_errors() -> None:
         (lambda: engine_settings("vllm", throttle=100.0), "--throttle 100"),
         (lambda: vllm_settings(None, gpu_memory=1.5), "--gpu-memory 1.5"),
         (lambda: vllm_settings(None, kv_cache_gib=0.01), "--kv-cache-gib 0.01"),
-        (lambda: vllm_settings(None, max_model_len=3), "--max-model-len 3"),
+        (lambda: vllm_settings(None, max_model_len=255), "--max-model-len 255 .* at least 256"),
         (lambda: vllm_settings(Path("/nowhere/python")), "/nowhere/python is no file"),
     ],
 )
 def test_options_that_make_no_sense(make: object, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--vllm-python", "/nowhere/python", "/nowhere/python is no file"),
+        ("--gpu-memory", "0.05", "--gpu-memory 0.05"),
+        ("--kv-cache-gib", "0.01", "--kv-cache-gib 0.01"),
+        ("--max-model-len", "100", "--max-model-len 100"),
+    ],
+)
+@pytest.mark.parametrize("command", [["join", "https://127.0.0.1:1"], ["bench", "/nowhere"]])
+def test_each_command_that_runs_an_engine_takes_the_options_of_vllm(
+    command: list[str], option: str, value: str, words: str
+) -> None:
+    """They are spelt once, and what is wrong with them is one line."""
+    result = CliRunner().invoke(app, [*command, "--engine", "vllm", "--tensor-parallel", "2", "--eager", option, value])
+    assert result.exit_code == 1
+    assert words in result.output
+    assert result.output.count("\n") == 1
 
 
 def test_the_default_python_is_this_one() -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from coordinator.domain.capacity import chosen_kappa
 from coordinator.domain.market import inputs_of, kappa_of, pauses_of
-from coordinator.domain.model import Batch, BatchState, Holding, Job, Publication, PublicationState, Rollout, RolloutState
+from coordinator.domain.model import Batch, BatchState, Holding, Job, Metric, Publication, PublicationState, Rollout, RolloutState
 from coordinator.service.market_rows import read_markets
-from coordinator.service.timings import measured_kappa, read_timings
+from coordinator.service.timings import measured_kappa, read_timings, refresh_bytes
 
 JOB = "j1"
 
@@ -52,6 +52,44 @@ async def test_a_clock_that_was_set_back_makes_no_broadcast_shorter_than_nothing
         await confirm(scene, "a", version, start + confirmed)
     timings = await scene.deps.store.read(lambda r: _timings(r, scene))
     assert (timings.bcast_p95_s, dict(timings.bcast_s)) == (pytest.approx(3.0), {"a": pytest.approx(3.0)})
+
+
+async def test_before_the_first_delta_its_broadcast_is_a_forecast(scene: Any) -> None:
+    """1 GB of tensors: 1 s to write, code and rebuild, 0.2 s to apply. A delta of 10 MB at the 5 and 20 MB/s of the first fetch: 2 and 0.5 s."""
+    await scene.job()
+    start = scene.clock.time
+    await publish(scene, 0, start)
+    for name, value in (("publish/bytes", 667e6), ("publish/bytes_full", 1e9), ("publish/bytes_forecast", 1e7)):
+        await scene.put(Metric(JOB, name, 0, start, value))
+    none_yet = await scene.deps.store.read(lambda r: _timings(r, scene))
+    assert (none_yet.bcast_p95_s, none_yet.is_forecast) == (0.0, False), "no link was seen"
+    await confirm(scene, "a", 0, start + 200, nbytes=667_000_000, fetch_s=133.4)
+    await confirm(scene, "b", 0, start + 50, nbytes=667_000_000, fetch_s=33.35)
+    timings = await scene.deps.store.read(lambda r: _timings(r, scene))
+    assert dict(timings.bcast_s) == {"a": pytest.approx(3.2), "b": pytest.approx(1.7)}
+    assert (timings.bcast_p95_s, timings.is_forecast) == (pytest.approx(3.2), True)
+    job = await scene.get(Job, JOB)
+    assert await scene.deps.store.read(lambda r: refresh_bytes(r, job)) == 1e7, "not what the keyframe took"
+    await scene.steps(6)
+    assert await scene.deps.store.read(lambda r: measured_kappa(r, job)) == 2, "a broadcast of 3.2 s, steps of 2 s"
+    (loaded,) = await scene.deps.store.read(lambda r: read_markets(r, scene.deps, scene.clock.now()))
+    assert loaded.market.figures.is_bcast_forecast
+    await publish(scene, 1, start + 300)
+    await scene.put(Metric(JOB, "publish/bytes", 1, start + 300, 2e7))
+    await confirm(scene, "a", 1, start + 309)
+    measured = await scene.deps.store.read(lambda r: _timings(r, scene))
+    assert (measured.bcast_p95_s, measured.is_forecast) == (pytest.approx(9.0), False)
+    assert await scene.deps.store.read(lambda r: refresh_bytes(r, job)) == 2e7
+
+
+async def test_without_a_forecast_nothing_is_expected(scene: Any) -> None:
+    await scene.job()
+    await publish(scene, 0, scene.clock.time)
+    await confirm(scene, "a", 0, scene.clock.time + 10, nbytes=1_000_000, fetch_s=1.0)
+    timings = await scene.deps.store.read(lambda r: _timings(r, scene))
+    job = await scene.get(Job, JOB)
+    assert (timings.bcast_p95_s, timings.is_forecast) == (0.0, False)
+    assert await scene.deps.store.read(lambda r: refresh_bytes(r, job)) == 0.0
 
 
 async def _timings(reader: Any, scene: Any) -> Any:

@@ -48,6 +48,15 @@ def test_weights() -> None:
     assert figures["encode_gb_s"] > 0
 
 
+@pytest.mark.long
+def test_lowrank() -> None:
+    """Deltas grow with the learning rate, low-rank edges do not, and take less than their factors in bf16."""
+    slow, middle, fast = bench("lowrank", "--steps", "2", timeout=300)
+    assert slow["single"] < middle["single"] < fast["single"]
+    assert all(0.5 * one["factors"] < one["lowrank"] < one["factors"] for one in (slow, middle, fast))
+    assert fast["lowrank"] < 1.02 * slow["lowrank"]
+
+
 def test_codec(tmp_path: Path) -> None:
     """On two versions in which every fiftieth element grows by one unit in the last place."""
     pytest.importorskip("zipnn", reason="the bench extra is not installed")

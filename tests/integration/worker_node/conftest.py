@@ -71,6 +71,7 @@ class SmallCoordinator:
         self.directories: dict[int, Path] = {}
         self.batches: dict[int, list[str]] = {}
         self.hops: list[Hop] = []
+        self.base: wire.BaseVersion | None = None  # what low-rank edges begin at
         self.forthcoming: tuple[wire.Forthcoming, ...] = ()
         self.newest: int | None = None
         self.work: list[wire.Lease] = []
@@ -121,15 +122,26 @@ class SmallCoordinator:
         self.newest = version
         return self.manifests[version]
 
-    def encode(self, directory: Path, version: int, canary_ids: tuple[int, ...] = (1, 2, 3, 4), base: int | None = None) -> None:
+    def encode(
+        self,
+        directory: Path,
+        version: int,
+        canary_ids: tuple[int, ...] = (1, 2, 3, 4),
+        base: int | None = None,
+        encoding: str = lineage.DELTA,
+    ) -> None:
         """All of a publication but its announcement; `batches` are what an encoder told meanwhile."""
         told: list[str] = []
-        against = None if base is None else Base(base, self.manifests[base].digest, self.directories[base])
+        against = None if base is None else self.against(base, encoding)
         manifest = Encoder(self.store_dir).publish(
             directory, job_id="job", version=version, canary_ids=canary_ids, base=against, on_batch=told.append
         )
         self.manifests[version], self.directories[version], self.batches[version] = manifest, directory, told
         self.hops += hops_of(manifest)
+
+    def against(self, version: int, encoding: str = lineage.DELTA) -> Base:
+        """A published version to encode against."""
+        return Base(version, self.manifests[version].digest, self.directories[version], encoding=encoding)
 
     def path(self, request: web.Request, manifest: Manifest) -> list[Hop]:
         """The cheapest path as the request wants it."""
@@ -293,6 +305,7 @@ class SmallCoordinator:
             manifest=text,
             signature=sign_manifest(self.key, text),
             hops=tuple(wire.SignedHop(text=hop, signature=sign_hop(self.key, hop)) for hop in hops),
+            base=self.base,
         )
 
     async def on_batches(self, request: web.Request, _body: bytes) -> wire.BatchesReply:

@@ -130,6 +130,26 @@ async def test_only_deltas_on_held_versions_are_taken_unasked(tmp_path: Path, un
             assert peers.take_bytes({mine}) == {"seeder": 3 * SIZE}, "what came ahead counts too"
 
 
+async def test_of_two_transfers_to_a_version_the_first_is_taken_unasked(tmp_path: Path, until: Until) -> None:
+    """The other one is for those who hold another base; asked for by name, it comes."""
+    data = [make_pieces(3, SIZE, seed) for seed in range(2)]
+    made = [transfer_of(data[0], version=2, base=BASE), transfer_of(data[1], version=2, base="d" * 64)]
+    node = Node(tmp_path, "seeder", is_seeder=True)
+    with running(node):
+        offer(node, made[0][1], data[0])
+        async with peers_here(tmp_path) as (peers, store):
+            peers.hold([BASE, "d" * 64])
+            met(peers, node)
+            await until(lambda: holds_all(store, data[0]), "the first")
+            offer(node, made[1][1], data[1])
+            later, batches = transfer_of(make_pieces(1, SIZE, 9), version=3, base=BASE)
+            offer(node, batches, make_pieces(1, SIZE, 9))
+            await until(lambda: later in known(peers), "what was told after the second")
+            assert known(peers) == {made[0][0], later}
+            assert await bring(peers, {made[1][0]: 2})
+            assert holds_all(store, data[1])
+
+
 async def test_old_transfers_are_let_go_by_job(tmp_path: Path, until: Until) -> None:
     """A high number of one job says nothing about another's; a transfer that is being brought stays."""
     rows = {(job, version): make_pieces(2, 1000, version) for job, version in (("job", 4), ("job", 5), ("job", 9))}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -22,7 +23,7 @@ from p2p.codec.pieces import name
 from p2p.domain.control_messages import Neighbour
 from p2p.domain.manifest import Manifest
 from p2p.domain.signing import sign_batch
-from p2p.errors import ApplyFailed, FetchFailed
+from p2p.errors import ApplyFailed, FetchFailed, PieceCorrupt
 from tests.integration.p2p.bulk.nodes import COORDINATOR, Node, public
 from tests.integration.p2p.bulk.nodes import running as nodes_running
 from tests.integration.worker_node.peers_here import neighbour
@@ -307,7 +308,10 @@ async def test_versions_that_cannot_be_applied_do_not_fill_the_disk(
     small.publish(make_next(0), 0)
     node = Node(tmp_path, "w-b")
 
-    def fails(*_: Any, **__: Any) -> None:
+    def fails(_manifest: Any, path: Any, store: Any, *_: Any, **__: Any) -> None:
+        for hop in path:
+            for piece in hop.edge.pieces:
+                store.read(piece.digest)
         raise ApplyFailed("other bits came out")
 
     with nodes_running(node):
@@ -372,6 +376,103 @@ async def test_a_fetch_that_fails_ends_the_assembly_and_doubts_nothing(
         assert not runtime._swarm._doubted
         monkeypatch.undo()
         assert (await bring(runtime, version)).version == version
+
+
+@pytest.mark.parametrize(
+    ("cause", "is_doubted", "blame"),
+    [
+        (None, True, ""),
+        (OSError(errno.ENOSPC, "No space left on device"), False, "worker"),
+        (PieceCorrupt("piece 0 was damaged on disk and is removed: fetch it again"), False, "worker"),
+    ],
+)
+async def test_an_assembly_that_fails_ends_the_fetch_at_once(
+    small: Any,
+    make_next: Callable[[int], Path],
+    tmp_path: Path,
+    until: Until,
+    monkeypatch: pytest.MonkeyPatch,
+    cause: Exception | None,
+    is_doubted: bool,
+    blame: str,
+) -> None:
+    """While the coordinator still owes pieces, which never come. Nobody else is to blame where this machine's disk is."""
+    small.publish(make_next(0), 0)
+    async with running(settings_for(small, tmp_path / "worker")) as (runtime, _):
+        await until(lambda: small.confirms, "version 0")
+        small.encode(make_next(1), 1, base=0)
+        version = await offered(runtime, small, 1)
+        asked, is_over = asyncio.Event(), asyncio.Event()
+        on_piece = small.on_piece
+
+        async def never(request: Any, body: bytes) -> bytes:
+            if request.match_info["digest"] in digests(small.manifests[1], "delta"):
+                asked.set()
+                await is_over.wait()
+            return bytes(await on_piece(request, body))
+
+        loop = asyncio.get_running_loop()
+
+        def fails(*_: Any, **__: Any) -> None:
+            asyncio.run_coroutine_threadsafe(asked.wait(), loop).result(10)
+            raise ApplyFailed("shard 0 does not fit") from cause
+
+        small.on_piece = never
+        monkeypatch.setattr(swarm, "assemble", fails)
+        with pytest.raises(ApplyFailed, match="shard 0 does not fit") as caught:
+            async with asyncio.timeout(10):
+                await bring(runtime, version)
+        assert bool(runtime._swarm._doubted) == is_doubted
+        assert swarm.blame_for(caught.value) == blame
+        assert not runtime._peers.state().transfers
+        is_over.set()
+        small.on_piece = on_piece
+        monkeypatch.undo()
+        assert (await bring(runtime, version)).version == version
+
+
+async def test_a_fetch_that_is_given_up_before_its_turn_asks_for_no_piece(
+    small: Any, make_next: Callable[[int], Path], tmp_path: Path, until: Until
+) -> None:
+    """It waits behind another one; brought again later, it comes."""
+    small.publish(make_next(0), 0)
+    async with running(settings_for(small, tmp_path / "worker")) as (runtime, _):
+        await until(lambda: small.confirms, "version 0")
+        for number in (1, 2):
+            small.encode(make_next(number), number, base=0)
+        first, second = [await offered(runtime, small, number) for number in (1, 2)]
+        before = small.requests["piece"]
+        async with runtime._swarm._turn:
+            waits = asyncio.ensure_future(bring(runtime, first))
+            await asyncio.sleep(0)
+            runtime._swarm.stop_fetch(first)
+        with pytest.raises(FetchFailed, match="given up"):
+            await waits
+        assert small.requests["piece"] == before
+        assert not runtime._swarm._doubted
+        assert (await bring(runtime, second)).version == second
+        assert (await bring(runtime, first)).version == first
+
+
+async def test_a_path_whose_base_was_dropped_while_it_was_applied_is_not_doubted(
+    small: Any, make_next: Callable[[int], Path], tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker let go of version 0 itself: nothing is wrong with the edge."""
+    small.publish(make_next(0), 0)
+    async with running(settings_for(small, tmp_path / "worker")) as (runtime, _):
+        await until(lambda: small.confirms, "version 0")
+        small.encode(make_next(1), 1, base=0)
+        version = await offered(runtime, small, 1)
+        loop, zero = asyncio.get_running_loop(), Version("job", 0, small.manifests[0].digest)
+
+        def dropped(*_: Any, **__: Any) -> None:
+            asyncio.run_coroutine_threadsafe(runtime._swarm.drop([zero]), loop).result(10)
+            raise ApplyFailed("the base is gone")
+
+        monkeypatch.setattr(swarm, "assemble", dropped)
+        with pytest.raises(ApplyFailed, match="the base is gone"):
+            await bring(runtime, version)
+        assert not runtime._swarm._doubted
 
 
 async def test_a_path_whose_base_was_dropped_meanwhile_is_asked_for_again(

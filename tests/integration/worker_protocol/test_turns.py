@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from safetensors.numpy import load
 
 from coordinator.domain.audit import audit
+from coordinator.domain.audit_turns import counted
 from coordinator.domain.model import (
     Batch,
     Group,
@@ -25,11 +27,14 @@ from coordinator.domain.model import (
     Turn,
 )
 from coordinator.domain.seeds import slot_seed
-from coordinator.domain.turns import STICKY_S
+from coordinator.domain.turns import KEPT_S, STICKY_S
 from coordinator.service import accounting, market_rows, sealing
+from coordinator.service.leasing import Ask, Outcome
 from coordinator.service.playing import ask, next_turns, save
 from coordinator.service.ports import Continued, Graded, PlayedTurn
 from coordinator.service.tidying import needed_blobs
+from coordinator.service.worker_desk import ROUND_MOST, LeaseDesk
+from coordinator.wire import messages as wire
 from coordinator.wire.job import JobConfig
 
 JOB = "job-1"
@@ -104,10 +109,11 @@ async def test_a_slot_is_played_in_turns_by_the_worker_that_has_its_record(coord
 
 
 async def audited(coordinator: Any, job: Job) -> None:
-    found = [await coordinator.rows(kind, job_id=JOB) for kind in (Group, Rollout, Lease, Batch, Publication, Refusal, Turn)]
-    report = audit(await coordinator.get(Job, job.id), *found)
+    found = [await coordinator.rows(kind, job_id=JOB) for kind in (Group, Rollout, Lease, Batch, Publication, Refusal)]
+    turns = [counted(turn) for turn in await coordinator.rows(Turn, job_id=JOB)]
+    report = audit(await coordinator.get(Job, job.id), *found, turns)
     assert report.ok, report.findings
-    assert report.counts.get("turns") == (len(found[-1]) or None)
+    assert report.counts.get("turns") == (len(turns) or None)
 
 
 async def test_a_repeated_turn_is_a_duplicate_whatever_came_after_it(coordinator: Any, stranger: Any, job: Job) -> None:
@@ -182,6 +188,73 @@ async def test_the_next_turn_waits_a_little_for_its_worker(coordinator: Any, str
     assert lease.group_id == first.group_id
 
 
+async def test_a_next_turn_comes_before_what_others_gave_up(coordinator: Any, stranger: Any, job: Job) -> None:
+    """An older group's first turns may be made by anyone; the turn's cache is on this worker alone."""
+    one, other = await stranger("one").ready(), await stranger("other").ready()
+    given_up = (await other.ask(free=SIZE)).leases[0]
+    mine = (await one.ask(free=SIZE)).leases[0]
+    assert (given_up.group_id, mine.group_id) == (f"{JOB}/g0", f"{JOB}/g1")
+    await one.submit(mine)
+    await coordinator.put(replace(await coordinator.get(Lease, given_up.lease_id), deadline=0.0))
+    await coordinator.sweep()
+    assert (await coordinator.get(Rollout, given_up.group_id, 0)).state is RolloutState.OPEN
+    await played(coordinator, job, TwoTurns())
+    assert [lease.group_id for lease in (await one.ask(free=3)).leases] == [mine.group_id, mine.group_id, given_up.group_id]
+
+
+async def test_a_slot_is_kept_while_the_environment_looks_at_its_turn(coordinator: Any, stranger: Any, job: Job) -> None:
+    """Else a first turn would take it, and the next turn wait for that one's end, or lose its cache. Not for long: the engine would idle."""
+    worker = await stranger().ready()
+    first = (await worker.ask(free=SIZE)).leases[0]
+    await worker.submit(first, (0,))
+    reply = await worker.ask(free=1)
+    assert (reply.leases, reply.reason) == ((), "the environment looks at your newest turns: the next ones are yours")
+    assert [lease.group_id for lease in (await worker.ask(free=2)).leases] == [f"{JOB}/g1"]
+    await played(coordinator, job, TwoTurns())
+    (next_turn,) = (await worker.ask(free=1)).leases
+    assert (next_turn.group_id, next_turn.slots) == (first.group_id, (0,))
+    await worker.submit(next_turn)
+    coordinator.clock.added += KEPT_S + 0.1
+    assert [lease.group_id for lease in (await worker.ask(free=1)).leases] == [f"{JOB}/g1"]
+
+
+async def test_a_worker_gets_as_much_of_a_group_as_it_has_free_slots_for(coordinator: Any, stranger: Any, job: Job) -> None:
+    """More would wait in its engine, and its later turns behind that; the rest is for whoever asks next."""
+    one, other = await stranger("one").ready(), await stranger("other").ready()
+    (lease,) = (await one.ask(free=1)).leases
+    assert (lease.group_id, lease.slots) == (f"{JOB}/g0", (0,))
+    assert [(lease.group_id, lease.slots) for lease in (await other.ask(free=1)).leases] == [(f"{JOB}/g0", (1,))]
+
+
+async def test_a_turn_does_not_wait_for_a_look_at_everybody(coordinator: Any, stranger: Any, job: Job, rows: Any) -> None:
+    """More workers wait than one look is at; that the first ones get nothing must not keep the one with the cache waiting."""
+    mine = await stranger("mine").ready()
+    leases = (await mine.ask(free=3 * SIZE)).leases
+    assert len(leases) == 3  # all that S = 2 allows
+    await mine.submit(leases[0], (0,))
+    others = [await stranger(f"other-{n}").ready() for n in range(ROUND_MOST + 1)]
+    desk = LeaseDesk(coordinator.deps)
+
+    async def at_the_desk(worker: Any) -> asyncio.Task[Outcome]:
+        """The worker's request, once it was looked at and waits."""
+        request = wire.LeaseRequest(
+            session_epoch=worker.epoch, job_id=JOB, version=0, digest=rows.digest(0), free_slots=1, wait_s=20.0
+        )
+        task = asyncio.create_task(desk.ask(Ask(worker.id, worker.epoch, request), is_open=lambda: True))
+        while not (JOB in desk._queues and worker.id in (queue := desk._queues[JOB].waiting) and queue[worker.id].ask.judged):
+            await asyncio.sleep(0)
+        return task
+
+    waiting = [await at_the_desk(worker) for worker in others]
+    last = await at_the_desk(mine)
+    await played(coordinator, job, TwoTurns())
+    await asyncio.wait([last, *waiting], return_when=asyncio.FIRST_COMPLETED)
+    (lease,) = last.result().leases
+    assert (lease.group_id, lease.slots) == (leases[0].group_id, (0,))
+    await desk.close()
+    assert not any(outcome.leases for outcome in await asyncio.gather(*waiting))
+
+
 async def test_a_turn_is_bounded_by_the_oldest_version_of_its_slot(coordinator: Any, stranger: Any, job: Job, rows: Any) -> None:
     """A newer version makes the second turn; the first one's age still counts."""
     worker = await stranger().ready()
@@ -249,8 +322,6 @@ async def test_the_batch_says_which_tokens_were_sampled(coordinator: Any, strang
 
 async def test_an_environment_that_is_slow_keeps_no_other_slot_waiting(coordinator: Any, stranger: Any, job: Job) -> None:
     """The loop itself: one slot's answer never comes, the other goes on; a restart asks again."""
-    import asyncio
-
     from coordinator.service.playing import keep_playing
 
     class Stuck(TwoTurns):

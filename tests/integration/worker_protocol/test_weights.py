@@ -12,7 +12,8 @@ from blake3 import blake3
 from coordinator.domain.model import EdgeRow, Event, Holding, Invite, Job, Lease, LeaseState, Metric, PublicationState
 from coordinator.service.forthcoming import close, hear
 from coordinator.service.tokens import secret_hash
-from coordinator.wire.messages import BatchesReply, ManifestReply
+from coordinator.wire.job import LoraConfig
+from coordinator.wire.messages import BaseVersion, BatchesReply, ManifestReply
 from coordinator.wire.signing import public_hex
 from p2p.domain.batches import Batch, text_hash
 from p2p.domain.hops import Hop
@@ -68,6 +69,26 @@ async def test_a_manifest_comes_with_the_cheapest_path_from_what_the_worker_hold
     assert (problem.status, problem.fix) == (422, "name at most 32")
     problem = (await worker.fetch(f"jobs/job-1/manifests/3?digest={rows.digest(3)}&held=../x")).problem
     assert problem.code == "invalid_message"
+
+
+async def test_a_manifest_of_a_job_with_adapters_names_the_version_worth_keeping(
+    coordinator: Any, stranger: Any, rows: Any
+) -> None:
+    """The first one, while it is public; a job that trains all weights names none."""
+    await coordinator.put(rows.publication(3))
+    worker = stranger()
+    await worker.join()
+
+    async def base() -> Any:
+        reply: ManifestReply = (await worker.fetch(f"jobs/job-1/manifests/3?digest={rows.digest(3)}")).read(ManifestReply)
+        return reply.base
+
+    assert await base() is None
+    job = await coordinator.deps.store.read(lambda r: r.get(Job, "job-1"))
+    await coordinator.put(replace(job, config=job.config.model_copy(update={"lora": LoraConfig()})))
+    assert await base() == BaseVersion(version=0, digest=rows.digest(0))
+    await coordinator.put(rows.publication(0, state=PublicationState.RETIRED))
+    assert await base() is None
 
 
 async def test_pieces_of_a_retired_version_are_served_while_an_edge_names_them(coordinator: Any, stranger: Any, rows: Any) -> None:

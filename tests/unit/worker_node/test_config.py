@@ -104,6 +104,8 @@ def test_engine_options_are_checked(options: dict[str, Any], words: str) -> None
     ("host", "port", "control_port", "words"),
     [
         ("example.org", 0, 0, "--peer-host"),
+        ("[::1]", 0, 0, "--peer-host"),
+        ("fe80::1%eth0", 2000, 0, "has a scope"),
         ("127.0.0.1", 80, 0, "--peer-port"),
         ("127.0.0.1", 2000, 80, "--control-port"),
         ("127.0.0.1", 0, 2000, "needs --peer-port"),
@@ -121,6 +123,8 @@ def test_peers_are_served_where_they_can_reach() -> None:
     """Loopback stays on loopback; anything else listens everywhere."""
     assert config.peer_settings("127.0.0.1", 2000).bind == "127.0.0.1"
     assert config.peer_settings("192.0.2.7", 2000).bind == "0.0.0.0"
+    assert config.peer_settings("127.0.0.5", 2000).bind == "127.0.0.5"
+    assert config.peer_settings("::1", 2000).bind == "::1"
 
 
 def test_link_limits_are_bytes_and_none_means_no_limit() -> None:

@@ -15,7 +15,7 @@ from worker_node.app import SteadyClock
 from worker_node.domain.backoff import Backoff
 from worker_node.domain.lane import Lane
 from worker_node.domain.report import activity
-from worker_node.domain.weights import Shelf, Version, choose, to_drop, to_fetch, to_swap
+from worker_node.domain.weights import Shelf, Version, choose, may_keep, to_drop, to_fetch, to_set_aside, to_swap
 
 
 @given(seed=st.integers(0, 1000), failures=st.integers(1, 80), asked=st.floats(0, 1000))
@@ -101,6 +101,19 @@ def test_what_nothing_needs_is_dropped() -> None:
     stored = frozenset({A, B, OTHER})
     assert to_drop(Shelf(stored, A), B) == {OTHER}
     assert to_drop(Shelf(stored, A), None, in_use=(OTHER,)) == {B}
+
+
+def test_a_base_is_kept_while_something_newer_of_its_job_is_here() -> None:
+    assert to_set_aside({A, OTHER}, [A], left=[B]) == {A}
+    assert to_set_aside({A, OTHER}, [A, OTHER], left=[B]) == {A}, "of the other job nothing is left"
+    assert to_set_aside({A}, [], left=[B]) == frozenset(), "no edges begin at it"
+    assert to_set_aside({A}, [A], left=[A]) == frozenset(), "it is all there is: the session's to decide about"
+    assert to_set_aside({B}, [B], left=[A]) == frozenset(), "only something older is here"
+
+
+def test_two_models_must_still_fit_beside_a_base() -> None:
+    assert may_keep(nbytes=100, free=200)
+    assert not may_keep(nbytes=100, free=199)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from worker_node.domain import vllm_api, vllm_fit, vllm_recovery
 
 DESCRIPTION = {"paths": {path: {method: {}} for method, path in vllm_api.ROUTES}, "words": {word: {} for word in vllm_api.WORDS}}
-SMOLLM2 = vllm_fit.Shape(layers=30, kv_heads=3, head_dim=64, context=8192, vocab=49152, file_bytes=269_030_016)
-QWEN3_4B = vllm_fit.Shape(layers=36, kv_heads=8, head_dim=128, context=40960, vocab=151936, file_bytes=8_045_000_000)
+SMOLLM2 = vllm_fit.Shape(layers=30, kv_heads=3, head_dim=64, context=8192, vocab=49152, file_bytes=269_030_016, heads=9)
+QWEN3_4B = vllm_fit.Shape(layers=36, kv_heads=8, head_dim=128, context=40960, vocab=151936, file_bytes=8_045_000_000, heads=32)
 CPU = vllm_fit.Room("cpu", 16 << 30, share=0.9, cards=1, dtype="float32", slots=16)
 GPU = vllm_fit.Room("gpu", 24 << 30, share=0.9, cards=1, dtype="bfloat16", slots=32)
 
@@ -78,6 +78,26 @@ def test_the_token_counter_is_summed_over_engines() -> None:
     assert vllm_api.generated_tokens("vllm:generation_tokens_created 7\n") is None
 
 
+def test_progress_is_tokens_and_the_share_of_the_cache() -> None:
+    """While a long prompt is computed no token comes, but its cache grows."""
+    page = 'vllm:generation_tokens_total{engine="0"} 12.0\nvllm:kv_cache_usage_perc{engine="0"} 2.5e-05\n'
+    assert vllm_api.progress(page) == (12.0, 2.5e-05)
+    assert vllm_api.progress('vllm:kv_cache_usage_perc{engine="0"} 0.5\n') is None
+    assert vllm_api.progress("vllm:generation_tokens_total 3\n") == (3.0, 0.0)
+
+
+def test_a_suspect_runs_alone() -> None:
+    """Two deaths with a request in the server make it one; a third with it alone blames it, before the server's own fourth."""
+    assert vllm_recovery.may_join(0, [0, 1])
+    assert vllm_recovery.may_join(1, [])
+    assert vllm_recovery.may_join(2, [])
+    assert not vllm_recovery.may_join(2, [0])
+    assert not vllm_recovery.may_join(0, [0, 2])
+    assert vllm_recovery.to_blame(2) == ""
+    assert "died 3 times with it" in vllm_recovery.to_blame(3)
+    assert vllm_recovery.ALONE_AFTER < vllm_recovery.GIVEN_UP_AFTER < vllm_recovery.MOST_DEATHS
+
+
 def test_a_server_that_keeps_dying_is_given_up() -> None:
     """Four deaths in half an hour; old ones are forgotten."""
     now = 10_000.0
@@ -109,9 +129,9 @@ def test_a_shape_is_read_from_a_config() -> None:
         "max_position_embeddings": 128,
         "vocab_size": 40,
     }
-    assert vllm_fit.read_shape(config, 10) == vllm_fit.Shape(2, 4, 8, 128, 40, 10)
+    assert vllm_fit.read_shape(config, 10) == vllm_fit.Shape(2, 4, 8, 128, 40, 10, 4)
     full = config | {"num_key_value_heads": 2, "head_dim": 16}
-    assert vllm_fit.read_shape(full, 10) == vllm_fit.Shape(2, 2, 16, 128, 40, 10)
+    assert vllm_fit.read_shape(full, 10) == vllm_fit.Shape(2, 2, 16, 128, 40, 10, 4)
     for broken in ({"hidden_size": 0}, {"hidden_size": True}, {"hidden_size": "32"}):
         with pytest.raises(ValueError, match=r"hidden_size in config\.json"):
             vllm_fit.read_shape(config | broken, 10)
@@ -147,6 +167,19 @@ def test_a_model_on_a_card_takes_what_is_left() -> None:
 def test_two_cards_share_the_weights() -> None:
     found = vllm_fit.fit(QWEN3_4B, replace(GPU, memory_bytes=12 << 30, cards=2))
     assert "3.75 GiB a card in bfloat16" in found.words
+
+
+def test_ranks_on_a_processor_share_the_machine() -> None:
+    """2 x (0.25 GiB + 1 GiB + 1.25 GiB) do not fit into 90 % of 5 GiB, though one of them does."""
+    even = replace(SMOLLM2, heads=8)
+    assert vllm_fit.fit(even, replace(CPU, memory_bytes=6 << 30, cards=2)).kv_bytes == 1 << 30
+    with pytest.raises(ValueError, match=r"more than 90% of 2\.50 GiB"):
+        vllm_fit.fit(even, replace(CPU, memory_bytes=5 << 30, cards=2))
+
+
+def test_heads_are_not_cut() -> None:
+    with pytest.raises(ValueError, match=r"--tensor-parallel 2: the model's 9 attention heads"):
+        vllm_fit.fit(SMOLLM2, replace(CPU, cards=2))
 
 
 def test_unknown_memory_is_left_to_the_server() -> None:

@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Collection, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,18 @@ from typing import Any
 import aiohttp
 
 GENERATE = "/inference/v1/generate"
+HEALTH = "/health"
+PULSE_S = 2.0
 _BASE = "http://vllm"
 _MOST_WORDS = 500
 
 
 class Gone(Exception):
-    """The server gave no answer in time, or there is none."""
+    """The server gave no usable answer in time, or there is none."""
+
+
+class Closed(Gone):
+    """Nobody listens, or the connection broke: not a matter of time."""
 
 
 class Refused(Exception):
@@ -67,8 +74,20 @@ class Client:
         query: Mapping[str, str] | None = None,
         timeout_s: float = 5.0,
     ) -> str:
-        """The text of a successful answer. Raises Gone or Refused."""
-        return str(self._do(self._request(method, path, body, query, timeout_s), timeout_s + 5.0))
+        """The text of a successful answer. Raises Gone or Refused.
+
+        A server whose engine died may never answer a call that was under way: its health is asked for meanwhile.
+        """
+        work = asyncio.run_coroutine_threadsafe(self._request(method, path, body, query, timeout_s), self._loop)
+        end = time.monotonic() + timeout_s + 5.0
+        while True:
+            try:
+                return str(work.result(PULSE_S))
+            except TimeoutError as error:
+                why = self._ailment() if time.monotonic() < end else f"no answer within {timeout_s:.0f} s"
+                if why:
+                    work.cancel()
+                    raise Gone(f"{method} {path}: {why}") from error
 
     def send(self, name: str, body: Mapping[str, Any]) -> None:
         """Start a generation; its answer comes out of `take` under this name."""
@@ -90,10 +109,25 @@ class Client:
 
     def close(self) -> None:
         """Hang up everywhere and end the thread."""
-        self._do(self._shut(), 10.0)
+        with suppress(Gone):
+            self._do(self._shut(), 10.0)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10.0)
-        self._loop.close()
+        if not self._loop.is_running():
+            self._loop.close()
+
+    def _ailment(self) -> str:
+        """Why a server will not answer any more; empty when it is well, or silent: then the call's own deadline tells.
+
+        vLLM's closes its socket when its engine died, and waits for the calls that are under way.
+        """
+        try:
+            self._do(self._request("GET", HEALTH, None, None, PULSE_S), 5 * PULSE_S)
+        except (Refused, Closed) as error:
+            return str(error)
+        except Gone:
+            return ""
+        return ""
 
     def _do(self, work: Coroutine[Any, Any, Any], limit_s: float) -> Any:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -104,7 +138,8 @@ class Client:
             raise Gone(f"no answer within {limit_s:.0f} s") from error
 
     async def _open(self) -> aiohttp.ClientSession:
-        connector = aiohttp.UnixConnector(path=str(self._socket), limit=0)
+        # A connection for each request: one that is kept may be closed by the server just when it is used again.
+        connector = aiohttp.UnixConnector(path=str(self._socket), limit=0, force_close=True)
         return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
 
     async def _shut(self) -> None:
@@ -121,8 +156,10 @@ class Client:
         try:
             async with self._session.request(method, _BASE + path, json=body, params=query, timeout=limit) as reply:
                 text = await reply.text()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except TimeoutError as error:  # before aiohttp's own, some of which are both
             raise Gone(f"{method} {path}: {type(error).__name__} {error}") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise Closed(f"{method} {path}: {type(error).__name__} {error}") from error
         if reply.status != 200:
             raise Refused(reply.status, f"{method} {path}: {_reason(text)}")
         return text
@@ -130,7 +167,13 @@ class Client:
     def _start(self, name: str, body: Mapping[str, Any]) -> None:
         task = self._loop.create_task(self._generate(name, body))
         self._tasks[name] = task
-        task.add_done_callback(lambda _: self._tasks.pop(name, None))
+        task.add_done_callback(lambda ended: self._ended(name, ended))
+
+    def _ended(self, name: str, task: asyncio.Task[None]) -> None:
+        """A request that ends by a fault of this program has an answer too: whoever waits for it would wait for ever."""
+        self._tasks.pop(name, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._answers.put(Answer(name, None, Gone(f"not sent or not read: {error!r}"), time.monotonic()))
 
     def _hang_up(self, names: Collection[str]) -> None:
         for name in names:
@@ -143,7 +186,7 @@ class Client:
         except (Gone, Refused) as error:
             self._answers.put(Answer(name, None, error, time.monotonic()))
         except ValueError as error:
-            self._answers.put(Answer(name, None, Refused(200, f"no JSON: {error}"), time.monotonic()))
+            self._answers.put(Answer(name, None, Gone(f"no JSON: {error}"), time.monotonic()))
         else:
             self._answers.put(Answer(name, reply, None, time.monotonic()))
 

@@ -9,25 +9,25 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import structlog
 
-from worker_node.adapters.vllm.client import GENERATE, Client, Gone, Refused
+from worker_node.adapters.vllm.client import GENERATE, HEALTH, Client, Gone, Refused
 from worker_node.adapters.vllm.server import Server, server_command
 from worker_node.config import VllmSettings
 from worker_node.domain import vllm_api
 from worker_node.domain.vllm_fit import Fit
 from worker_node.errors import EngineError
 
-START_S = 840.0  # a session gives a weight update 900 s
-FIRST_S = 300.0  # the first token: kernels may be compiled for it
+START_S = 840.0  # with the first token, for which kernels may be compiled; a session gives a weight update 900 s
 CONTROL_S = 60.0
-UPDATE_S = 300.0
+HEALTH_S = 20.0  # on a loaded machine an answer takes seconds
+UPDATE_S = 300.0  # from pause to resume
 CANARY_S = 120.0
+_LEAST_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +44,33 @@ class Plan:
 class Running:
     """One server, healthy when made; `context` is how many tokens a prompt and its completion may have."""
 
-    def __init__(self, plan: Plan, directory: Path, label: str, fit: Fit, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        directory: Path,
+        label: str,
+        fit: Fit,
+        *,
+        within_s: float = START_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Start with the weights of `directory`, named `label`. Raises EngineError, and then nothing is left of it."""
         command = server_command(plan.settings.python, directory.absolute(), _options(plan, fit))
         self._clock = clock
         self._log = structlog.get_logger("vllm")
         self._asked = 0
-        self._server = Server(command, _variables(plan), plan.settings.log)
-        self.client = Client(self._server.socket)
         try:
-            self._wait_healthy()
-            self.context = self._look_over(plan)
-            self._call("/init_weight_transfer_engine", {"init_info": {}})
-            self._call("/update_weight_version", {"new_version": label})
-            self.logprobs((0, 0), limit_s=FIRST_S)
-            self._check_health()
-        except (Gone, Refused, EngineError, ValueError, LookupError) as error:
+            self._server = Server(command, _variables(plan), plan.settings.log)
+        except OSError as error:
+            raise EngineError(f"vLLM cannot be started: {error}") from error
+        try:
+            self.client = Client(self._server.socket)
+        except (Gone, OSError, RuntimeError) as error:  # RuntimeError: no more threads
+            self._server.kill()
+            raise EngineError(f"vLLM cannot be talked to: {error}") from error
+        try:
+            self.context = self._get_ready(plan, label, clock() + within_s)
+        except (Gone, Refused, EngineError, ValueError, LookupError, TypeError) as error:  # the last three: an odd answer
             words = self._server.last_words()
             self.close()
             raise EngineError(f"vLLM does not start: {error}; its last words: {words}") from error
@@ -86,6 +97,10 @@ class Running:
         """Since its start; None when it does not say."""
         return vllm_api.generated_tokens(self.client.call("GET", "/metrics"))
 
+    def progress(self) -> tuple[float, float] | None:
+        """What changes while it works; None when it does not say."""
+        return vllm_api.progress(self.client.call("GET", "/metrics"))
+
     def logprobs(self, ids: Sequence[int], *, limit_s: float = CANARY_S) -> tuple[float, ...]:
         """Of `ids[1:]` at temperature 1; NaN where the server is well and yet has no number. Raises Gone."""
         self._asked += 1
@@ -100,27 +115,42 @@ class Running:
             self._log.warning("no log-probs", reason=str(error))
             return (math.nan,) * (len(ids) - 1)
 
-    def replace(self, files: Sequence[Path], label: str, mode: Literal["keep", "abort"], *, idle: bool) -> None:
+    def replace(self, files: Sequence[Path], label: str, mode: Literal["keep", "abort"]) -> None:
         """Put the files' weights into the model; running completions wait (keep) or end (abort) meanwhile.
 
         The order is vLLM's: between start and finish the layers have no weights, and a decode step would end the engine. What waits
         keeps its cache: by default a pause drops it (in 0.32, whatever its help says), and all of it would be computed anew.
         """
-        self.client.call("POST", "/pause", query={"mode": mode, "clear_cache": str(mode == "abort").lower()}, timeout_s=CONTROL_S)
+        end = self._clock() + UPDATE_S
+        pause = {"mode": mode, "clear_cache": str(mode == "abort").lower()}
+        self.client.call("POST", "/pause", query=pause, timeout_s=CONTROL_S)
         self._call("/start_weight_update")
         update = {"update_info": {"files": [str(path.absolute()) for path in files]}}
-        self._call("/update_weights", update, limit_s=UPDATE_S)
-        self._call("/finish_weight_update", {"weight_version": label}, limit_s=UPDATE_S)
+        self._call("/update_weights", update, limit_s=self._left(end))
+        self._call("/finish_weight_update", {"weight_version": label}, limit_s=self._left(end))
         emptied = json.loads(self._call("/reset_prefix_cache")).get("success")
-        if idle and not emptied:  # running completions keep their blocks; the requests' salt keeps others off them
-            raise Refused(200, "the prefix cache of an idle server was not emptied")
+        if mode == "abort" and not emptied:  # running completions keep their blocks; the requests' salt keeps others off them
+            raise Refused(200, "the prefix cache was not emptied though nothing runs")
         self._call("/resume")
 
     def close(self) -> None:
         """End it, with every process it started."""
-        with suppress(Gone):
-            self.client.close()
+        self.client.close()
         self._server.close()
+
+    def _get_ready(self, plan: Plan, label: str, end: float) -> int:
+        """Wait for it, look it over, have it make a token; its context."""
+        self._wait_healthy(end)
+        context = self._look_over(plan)
+        self._call("/init_weight_transfer_engine", {"init_info": {}})
+        self._call("/update_weight_version", {"new_version": label})
+        self.logprobs((0, 0), limit_s=self._left(end))
+        self._check_health()
+        self._server.note_shared_memory()
+        return context
+
+    def _left(self, end: float) -> float:
+        return max(end - self._clock(), _LEAST_S)
 
     def _call(self, path: str, body: dict[str, Any] | None = None, *, limit_s: float = CONTROL_S) -> str:
         return self.client.call("POST", path, body=body, timeout_s=limit_s)
@@ -128,17 +158,17 @@ class Running:
     def _check_health(self) -> None:
         if not self._server.is_alive:
             raise EngineError("its process ended")
-        self.client.call("GET", "/health")
+        self.client.call("GET", HEALTH, timeout_s=HEALTH_S)
 
-    def _wait_healthy(self) -> None:
-        end = self._clock() + START_S
+    def _wait_healthy(self, end: float) -> None:
+        started = self._clock()
         while self._clock() < end:
             if not self._server.is_alive:
                 raise EngineError("its process ended at the start")
             if self._server.socket.exists() and self.is_healthy():
                 return
-            time.sleep(0.2)
-        raise EngineError(f"it was not healthy after {START_S:.0f} s")
+            time.sleep(0.05)
+        raise EngineError(f"it was not healthy after {self._clock() - started:.0f} s")
 
     def _look_over(self, plan: Plan) -> int:
         """Refuse a server that lacks something or runs in another precision; its context."""
