@@ -55,9 +55,8 @@ def merge(words: Any, first: Any, columns: Any, up: Any, down: Any, scale: Any, 
         while k + 4 <= rank:  # four at a time spare loads and stores; the order of the additions is the same
             u0, u1, u2, u3 = up[row, k], up[row, k + 1], up[row, k + 2], up[row, k + 3]
             for j in range(count):
-                place = np.uint64(column) + np.uint64(
-                    j
-                )  # unsigned: an index that might be negative keeps LLVM from whole registers
+                # Unsigned: an index that might be negative keeps LLVM from whole registers.
+                place = np.uint64(column) + np.uint64(j)
                 total = sums[j] + u0 * down[k, place]
                 total = total + u1 * down[k + 1, place]
                 total = total + u2 * down[k + 2, place]
