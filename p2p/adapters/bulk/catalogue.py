@@ -238,7 +238,13 @@ class Catalogue:
             raise FrameRefused(str(error)) from error
 
     def _first(self, link: Link, transfer_id: str, text: str, signature: str) -> None:
-        """The batch that says what the transfer is: the owner decides whether to take part."""
+        """The batch that says what the transfer is: the owner decides whether to take part.
+
+        A later one was on its way when the first was declined, and the transfer is wanted by now: all are asked for again.
+        """
+        if Batch.from_json(text).number:
+            self._let_fall(link, len(text))
+            return
         chain = Chain(transfer_id, self._hub.settings.coordinator_public_key)
         chain.accept(text, signature)
         assert chain.first is not None
@@ -255,6 +261,13 @@ class Catalogue:
             elif transfer_id not in self._hub.transfers:
                 self._begin(transfer_id, text, signature, link)
                 self._inquire(transfer_id, link)
+
+    def _let_fall(self, link: Link, nbytes: int) -> None:
+        """Nobody is to blame for it, within reason."""
+        with self._hub.lock:
+            link.junk += nbytes
+            if link.junk > self._hub.settings.limits.junk_bytes:
+                raise FrameRefused(f"{link.junk} bytes came for transfers that are over or had not begun")
 
     def _begin(self, transfer_id: str, text: str, signature: str, source: Link | None) -> Transfer:
         """A transfer becomes known here. Raises BatchRefused, and then it is not."""

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from p2p.adapters.bulk.events import BatchSeen, GaveUp, PeerClosed, PeerDropped, PeerOpened, PieceStored, TransferComplete
 from p2p.codec.pieces import name
-from p2p.domain.batches import Batch
-from tests.integration.p2p.bulk.nodes import JOB, Node, eventually, holds_all, make_batches, make_pieces, put_all, running, ticket
+from p2p.domain import bulk_frames
+from p2p.domain.batches import Batch, text_hash
+from tests.integration.p2p.bulk.nodes import (
+    JOB,
+    LIMITS,
+    Node,
+    eventually,
+    holds_all,
+    make_batches,
+    make_pieces,
+    put_all,
+    running,
+    ticket,
+)
+from tests.integration.p2p.bulk.stranger import ASK, FORGET, KNOWS, Stranger
 
 
 def opened(node: Node, other: str) -> None:
@@ -318,6 +332,40 @@ def test_a_transfer_that_the_owner_does_not_want_is_declined_until_it_does(tmp_p
         for text, signature in make_batches(data):
             peer.node.add_batch(text, signature)
         peer.wait_for(lambda one: isinstance(one, TransferComplete) and one.transfer == transfer)
+
+
+def test_batches_under_way_when_the_owner_changes_its_mind_are_nobodys_fault(tmp_path: Path) -> None:
+    """The first was declined; the second comes when the transfer is wanted, before the seeder has read that: it is asked from the start."""
+    batches = make_batches(make_pieces(4, 100), per_batch=2)
+    transfer = text_hash(batches[0][0])
+    wanted: set[str] = set()
+    node = Node(tmp_path, "w-a", wants=lambda first: bool(wanted))
+    with running(node), Stranger(node.address) as seeder:
+        seeder.hello("seeder", "w-a")
+        seeder.say(KNOWS, bytes.fromhex(transfer), transfer=1, a=1, flag=bulk_frames.FOLLOWS)
+        seeder.stream.sendall(bulk_frames.batch(1, *batches[0]))
+        seeder.hear(FORGET)
+        wanted.add(transfer)
+        node.node.want(transfer)
+        seeder.say(KNOWS, bytes.fromhex(transfer), transfer=1, a=2, flag=bulk_frames.FOLLOWS)
+        seeder.stream.sendall(bulk_frames.batch(1, *batches[1]))
+        assert seeder.hear(ASK)[2] == 0
+        for text, signature in batches:
+            seeder.stream.sendall(bulk_frames.batch(1, text, signature))
+        node.wait_for(lambda one: isinstance(one, BatchSeen) and one.batch.is_last)
+        assert [one.batch.number for one in node.told if isinstance(one, BatchSeen)] == [0, 1]
+        assert node.node.state().links
+
+
+def test_batches_without_a_beginning_are_let_fall_within_reason(tmp_path: Path) -> None:
+    later = make_batches(make_pieces(4, 100), per_batch=2)[1]
+    node = Node(tmp_path, "w-a", limits=replace(LIMITS, junk_bytes=3 * len(later[0])))
+    with running(node), Stranger(node.address) as seeder:
+        seeder.hello("seeder", "w-a")
+        seeder.say(KNOWS, b"a" * 32, transfer=1, a=2, flag=bulk_frames.FOLLOWS)
+        for _ in range(4):
+            seeder.stream.sendall(bulk_frames.batch(1, *later))
+        assert "for transfers that are over or had not begun" in seeder.reason()
 
 
 def test_a_retired_transfer_is_spoken_of_no_more(tmp_path: Path) -> None:

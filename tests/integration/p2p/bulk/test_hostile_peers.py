@@ -215,7 +215,7 @@ def test_a_peer_has_one_connection_however_often_it_dials(tmp_path: Path) -> Non
         old.hello("w-x", "w-a")
         new.hello("w-x", "w-a")
         assert "a newer connection takes the place" in old.reason()
-        assert len(node.node.state().links) == 1
+        assert eventually(lambda: len(node.node.state().links) == 1)
 
 
 # --- what they say
