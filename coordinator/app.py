@@ -258,7 +258,7 @@ async def _start_loops(settings: Settings, deps: Deps, swarm: _Swarm, stack: con
     if settings.learner_least_step_s:
         options += ("--least-step-s", str(settings.learner_least_step_s))
     tools = Tools(
-        learners=LearnerProcesses(settings.home / "logs", options),
+        learners=LearnerProcesses(settings.home, options),
         publisher=publisher,
         planes=JailedPlanes(deps.settings, processes=settings.grader_processes),
     )

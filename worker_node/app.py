@@ -68,10 +68,15 @@ class SteadyClock:
         return self._start + time.monotonic()
 
 
-async def run_worker(settings: WorkerSettings, *, announce: Callable[[Path], None] = lambda _: None) -> Stop:
-    """Join and serve until the end; `announce` is told where a new identity lies. Raises WorkerError when the worker cannot start.
+async def run_worker(
+    settings: WorkerSettings,
+    *,
+    announce: Callable[[Path], None] = lambda _: None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Stop:
+    """Join and serve until the end; `announce` is told where a new identity lies, `tell` what its owner should know, a line each.
 
-    Nothing in the state directory is touched before its lock is held.
+    Raises WorkerError when the worker cannot start. Nothing in the state directory is touched before its lock is held.
     """
     identity.make_state_dir(settings.state_dir)
     lock = Lock(settings.state_dir)
@@ -82,14 +87,14 @@ async def run_worker(settings: WorkerSettings, *, announce: Callable[[Path], Non
             announce(identity.identity_path(settings.state_dir))
         remember_coordinator(settings.state_dir, settings.url, settings.coordinator_key)
         price_file.forget(settings.state_dir)
-        runtime = await build(settings)
+        runtime = await build(settings, tell=tell)
         _drain_on_signals(runtime)
         return await runtime.run()
     finally:
         lock.release()
 
 
-async def build(settings: WorkerSettings) -> Runtime:
+async def build(settings: WorkerSettings, *, tell: Callable[[str], None] = lambda _: None) -> Runtime:
     """A worker that is ready to run. Raises IdentityError."""
     key, _ = identity.load_or_create(settings.state_dir)
     client = CoordinatorClient(
@@ -115,7 +120,7 @@ async def build(settings: WorkerSettings) -> Runtime:
         stored=await asyncio.to_thread(swarm.open),
     )
     parts = Parts(session, key, client, swarm, peers, Books(settings, public_hex(key)), partial(_make_host, settings))
-    return Runtime(settings, parts, reach=reach)
+    return Runtime(settings, parts, reach=reach, tell=tell)
 
 
 def _peers(myself: Myself, settings: WorkerSettings, weights: Path) -> Peers:

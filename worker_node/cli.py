@@ -11,6 +11,7 @@ import inspect
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import sys
@@ -182,15 +183,20 @@ def join(
 def _work(settings: config.WorkerSettings) -> int:
     from worker_node.app import run_worker
 
-    stop = asyncio.run(run_worker(settings, announce=_announce))
+    stop = asyncio.run(run_worker(settings, announce=_announce, tell=_tell))
     typer.echo(f"echo2-worker: stopped: {stop.reason}", err=True)
     return stop.exit_code
 
 
+def _tell(line: str) -> None:
+    typer.echo(f"echo2-worker: {line}", err=True)
+
+
 def _announce(path: Path) -> None:
     """Say once where the key is, and that it is worth a backup."""
+    here = "" if path.parent == config.default_state_dir() else f" --state-dir {shlex.quote(str(path.parent))}"
     typer.echo(
-        f"A new identity lies in {path}. It is this worker's account: back it up with `echo2-worker identity export FILE`.",
+        f"A new identity lies in {path}. It is this worker's account: back it up with `echo2-worker identity export FILE{here}`.",
         err=True,
     )
 

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -35,6 +35,7 @@ from worker_node.domain import events as ev
 from worker_node.domain import instructions as do
 from worker_node.domain.report import Report
 from worker_node.domain.session import Session
+from worker_node.domain.telling import Telling
 from worker_node.domain.weights import Version
 from worker_node.errors import CallError, EngineError, TrustError
 from worker_node.wiring import beat_message, confirm_message, frame_of, granted, join_request, orders, settled_by
@@ -58,14 +59,6 @@ class Parts:
     make_host: Callable[[Callable[[list[Output]], None], Callable[[str], None]], EngineHost]
 
 
-NO_ANSWER = "it is tried again until it answers: is the address right, and does `echo2 serve` run there?"
-
-
-def _hint(call: ev.Call, outcome: ev.Outcome) -> dict[str, str]:
-    """What an owner can do about a coordinator that was never heard."""
-    return {"next": NO_ANSWER} if call is ev.Call.JOIN and outcome is ev.Outcome.TRY_AGAIN else {}
-
-
 class Runtime:
     """One worker process. `run` returns when the session stopped."""
 
@@ -75,9 +68,10 @@ class Runtime:
         parts: Parts,
         *,
         reach: Callable[[str], None] = lambda _: None,
+        tell: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`reach` is told at named commit points (crash tests)."""
+        """`reach` is told at named commit points (crash tests), `tell` what the owner should know now, a line each."""
         self._settings = settings
         self._session = parts.session
         self._client = parts.client
@@ -108,6 +102,8 @@ class Runtime:
         self._books = parts.books
         self._host = parts.make_host(self._engine_output, self._engine_failed)
         self._reach = reach
+        self._tell = tell
+        self._telling = Telling()
         self._clock = clock
         self._log = structlog.get_logger("worker")
         self._events: deque[ev.Event] = deque()
@@ -125,6 +121,7 @@ class Runtime:
     async def run(self) -> do.Stop:
         """Serve until the session stops. Raises EngineError or ConfigError when the worker cannot even start."""
         try:
+            self._write_status(replace(self._session.report(), because="starting the engine"), self._clock(), None)
             engine = await self._host.start()
             peer = self._peers.start()
             if peer is not None:
@@ -177,13 +174,13 @@ class Runtime:
     def _perform(self, instruction: do.Instruction) -> None:  # noqa: PLR0912 (one line for each instruction)
         match instruction:
             case do.SendJoin():
-                self._call(ev.Call.JOIN, 0, self._send_join())
+                self._call(ev.Call.JOIN, 0, self._send_join)
             case do.SendBeat():
-                self._call(ev.Call.BEAT, instruction.epoch, self._send_beat(instruction))
+                self._call(ev.Call.BEAT, instruction.epoch, lambda: self._send_beat(instruction))
             case do.AskLease():
-                self._call(ev.Call.LEASE, instruction.epoch, self._ask_lease(instruction))
+                self._call(ev.Call.LEASE, instruction.epoch, lambda: self._ask_lease(instruction))
             case do.FetchManifest():
-                self._call(ev.Call.MANIFEST, self._epoch, self._fetch_manifest(instruction.version))
+                self._call(ev.Call.MANIFEST, self._epoch, lambda: self._fetch_manifest(instruction.version))
             case do.FetchPieces():
                 self._spawn(self._fetch_pieces(instruction.version))
             case do.Weigh():
@@ -195,18 +192,18 @@ class Runtime:
             case do.SwapWeights():
                 self._spawn(self._swap(instruction))
             case do.SendConfirm():
-                self._call(ev.Call.CONFIRM, instruction.epoch, self._confirm(instruction))
+                self._call(ev.Call.CONFIRM, instruction.epoch, lambda: self._confirm(instruction))
             case do.StartGeneration():
                 self._order(lambda: self._host.admit(instruction.requests))
             case do.AbortGeneration():
                 keys = {(instruction.lease_id, slot) for slot in instruction.slots}
                 self._order(lambda: self._host.abort(keys))
             case do.SubmitCompletions():
-                self._call(ev.Call.SUBMIT, instruction.epoch, self._submit(instruction), lease_id=instruction.lease_id)
+                self._call(ev.Call.SUBMIT, instruction.epoch, lambda: self._submit(instruction), lease_id=instruction.lease_id)
             case do.DropVersions():
                 self._spawn(self._drop(instruction.versions))
             case do.SendLeave():
-                self._call(ev.Call.LEAVE, instruction.epoch, self._leave(instruction))
+                self._call(ev.Call.LEAVE, instruction.epoch, lambda: self._leave(instruction))
             case do.Stop():
                 self._stop = instruction
 
@@ -367,7 +364,7 @@ class Runtime:
                     self._push(ev.CompletionFailed(lease_id, slot, reason))
 
     def _engine_failed(self, reason: str) -> None:
-        self._log.error("the engine failed", reason=reason)
+        self._log.debug("the engine failed", reason=reason)  # the worker's last words say it to its owner
         self._push(ev.EngineFailed(reason))
 
     def _order(self, order: Callable[[], None]) -> None:
@@ -378,25 +375,32 @@ class Runtime:
 
     # --- tasks
 
-    def _call(self, call: ev.Call, epoch: int, work: Awaitable[None], *, lease_id: str = "") -> None:
+    def _call(self, call: ev.Call, epoch: int, work: Callable[[], Awaitable[None]], *, lease_id: str = "") -> None:
+        """`work` makes the coroutine once its task runs: a task that ends before it began has then none to leave unawaited."""
         self._spawn(self._reported(call, epoch, work, lease_id))
 
-    async def _reported(self, call: ev.Call, epoch: int, work: Awaitable[None], lease_id: str) -> None:
+    async def _reported(self, call: ev.Call, epoch: int, work: Callable[[], Awaitable[None]], lease_id: str) -> None:
         """Carry out a call; a failure becomes an event."""
+        retry_after_s = 0.0
         try:
-            await work
+            await work()
         except TrustError as error:  # at first a wrong URL or invite; later something in between, which ends nothing
-            outcome = ev.Outcome.TRY_AGAIN if self._epoch else ev.Outcome.FATAL
-            self._push(ev.CallFailed(call, outcome, "not_trusted", str(error), epoch=epoch, lease_id=lease_id))
+            outcome, code, reason = ev.Outcome.TRY_AGAIN if self._epoch else ev.Outcome.FATAL, "not_trusted", str(error)
         except CallError as error:
-            self._log.info("call failed", call=call.value, code=error.code, reason=str(error), **_hint(call, error.outcome))
-            failed = ev.CallFailed(
-                call, error.outcome, error.code, str(error), epoch=epoch, retry_after_s=error.retry_after_s, lease_id=lease_id
-            )
-            self._push(failed)
+            outcome, code, reason, retry_after_s = error.outcome, error.code, str(error), error.retry_after_s
         except OSError as error:
-            self._log.warning("call failed", call=call.value, reason=str(error))
-            self._push(ev.CallFailed(call, ev.Outcome.TRY_AGAIN, "os_error", str(error), epoch=epoch, lease_id=lease_id))
+            outcome, code, reason = ev.Outcome.TRY_AGAIN, "os_error", str(error)
+        else:
+            self._tell_if(self._telling.answered(call, self._clock()))
+            return
+        self._log.debug("call failed", call=call.value, code=code, reason=reason)
+        failed = ev.CallFailed(call, outcome, code, reason, epoch=epoch, retry_after_s=retry_after_s, lease_id=lease_id)
+        self._tell_if(self._telling.failed(failed, self._clock()))
+        self._push(failed)
+
+    def _tell_if(self, line: str | None) -> None:
+        if line is not None:
+            self._tell(line)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

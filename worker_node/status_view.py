@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from worker_node.adapters.status_file import Status
+from worker_node.domain.report import lasting
 
 SHOWN_NOTES = 8
 SHOWN_QUOTES = 4
@@ -30,14 +31,14 @@ def lines(status: Status, *, running: bool, now: float) -> Iterator[str]:
     yield from _earnings(status)
     for note in _told_once(status.notes)[-SHOWN_NOTES:]:
         blame = f" (fault: {note['blame']})" if note.get("blame") else ""
-        yield f"  {_ago(now - note['at'])} ago  {note['code']}: {note['reason']}{blame}"
+        yield f"  {lasting(now - note['at'])} ago  {note['code']}: {note['reason']}{blame}"
 
 
 def _verdict(status: Status, *, running: bool, now: float) -> str:
     if not running:
         return f"not working, because {status.ended or f'process {status.pid} is dead (it ended without saying why)'}"
     if now - status.updated_at > _STALE_S:
-        return f"not working, because process {status.pid} has not reported for {_ago(now - status.updated_at)}"
+        return f"not working, because process {status.pid} has not reported for {lasting(now - status.updated_at)}"
     if status.working:
         return f"working: {status.because}"
     return f"not working, because {status.because}"
@@ -91,12 +92,6 @@ def _quote(line: Mapping[str, Any]) -> str:
 
 def _usd(uusd: int) -> str:
     return f"{uusd / 1e6:.4f} USD"
-
-
-def _ago(seconds: float) -> str:
-    if seconds < 120:
-        return f"{max(seconds, 0.0):.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _told_once(notes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -23,7 +23,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from coordinator.adapters.child import child_environment
-from coordinator.service.job_ports import LearnerHostFault, LearnerLost, LearnerRefused
+from coordinator.service.job_ports import LearnerHostFault, LearnerLost, LearnerRefused, learner_log
 from coordinator.wire.learner_link import ANSWERS, Answer, Failed, Request, Stop
 
 LINE_LIMIT_BYTES = 64 << 20
@@ -121,14 +121,14 @@ class LearnerProcess:
 class LearnerProcesses:
     """Starts learners; implements `service.job_ports.LearnerStarter`."""
 
-    def __init__(self, log_dir: Path, options: Sequence[str] = ()) -> None:
-        self._log_dir = log_dir
+    def __init__(self, data_dir: Path, options: Sequence[str] = ()) -> None:
+        self._data_dir = data_dir
         self._options = tuple(options)
 
     async def start(self, job_id: str, fence: int) -> LearnerProcess:
         """Spawn, wait for the connection, verify who connected."""
-        self._log_dir.mkdir(parents=True, exist_ok=True)
-        log_path = self._log_dir / f"learner-{job_id}.log"
+        log_path = learner_log(self._data_dir, job_id)
+        log_path.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="echo2-link-"))  # Unix socket paths are limited to about 100 bytes
         arrived: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.get_running_loop().create_future()
 

@@ -192,10 +192,8 @@ async function showJob(id) {
   if (state.chosen !== id) return;
   byId("job").hidden = false;
   byId("job-name").textContent = job.name;
-  byId("job-reason").textContent = job.reason;
-  const failed = (job.work.rollouts.grader_failed || 0) + (job.work.rollouts.grader_timeout || 0);
-  byId("job-warning").textContent = failed
-    ? "The reward failed or ran out of time for " + count(failed) + " rollouts. Read why: echo2 job rollouts " + job.id : "";
+  byId("job-reason").textContent = [job.doing, job.reason].filter(Boolean).join(" · ");
+  byId("job-warning").textContent = job.warnings.join(" · ");
   byId("job-state").replaceWith(Object.assign(chip(job.state), { id: "job-state" }));
   showFigures(job);
   showReward(rewards, evals);

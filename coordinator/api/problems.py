@@ -6,9 +6,10 @@ import errno
 from http import HTTPStatus
 
 from aiohttp import web
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from coordinator.service.operator_errors import Kind, RequestRefused, unavailable
+from coordinator.wire.keys import about_unknown
 from coordinator.wire.messages import Problem
 
 MEDIA_TYPE = "application/problem+json"
@@ -80,7 +81,7 @@ def from_http(error: web.HTTPException, request: web.Request, *, now: float) -> 
     return response
 
 
-def from_validation(error: ValidationError, *, place: str) -> RequestRefused:
+def from_validation(error: ValidationError, *, kind: type[BaseModel], place: str) -> RequestRefused:
     """All errors of a body or query in words; `field` is the first one's path."""
     errors = error.errors(include_url=False, include_context=False)
     if errors[0]["type"] == "json_invalid":
@@ -94,7 +95,7 @@ def from_validation(error: ValidationError, *, place: str) -> RequestRefused:
         f"invalid_{place}",
         "; ".join(lines[:MOST_ERRORS_LISTED]) + more,
         field=_path(errors[0]["loc"], place),
-        fix=_fix(errors[0]["type"], place),
+        fix=_fix(errors[0]["type"], errors[0]["loc"], kind, place),
     )
 
 
@@ -107,10 +108,10 @@ def _shown(value: object) -> str:
     return text if len(text) <= 100 else text[:97] + "..."
 
 
-def _fix(kind: str, place: str) -> str:
-    if kind == "extra_forbidden":
-        return f"remove it, or correct its name; /openapi.json has the {place}'s schema"
-    if kind == "missing":
+def _fix(error: str, loc: tuple[int | str, ...], kind: type[BaseModel], place: str) -> str:
+    if error == "extra_forbidden":
+        return f"remove it, or correct its name ({about_unknown(kind, loc)}); /openapi.json has the {place}'s schema"
+    if error == "missing":
         return f"add it; /openapi.json has the {place}'s schema"
     return f"correct the value; /openapi.json has the {place}'s schema"
 

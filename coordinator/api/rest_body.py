@@ -77,7 +77,7 @@ def decode_json(data: bytes, kind: type[Model], *, depth: int) -> Model:
         check_values(from_json(data, allow_inf_nan=True, allow_partial=False))
         return kind.model_validate_json(data, strict=True)
     except ValidationError as error:
-        raise from_validation(error, place="body") from error
+        raise from_validation(error, kind=kind, place="body") from error
     except ValueError as error:
         words = f"the body is not JSON: {error}"
         raise RequestRefused(Kind.MALFORMED, "json_syntax", words, field="body", fix="send one JSON document") from error
@@ -125,7 +125,7 @@ def decode_query(request: web.Request, kind: type[Model]) -> Model:
     try:
         return kind.model_validate_strings(values)
     except ValidationError as error:
-        raise from_validation(error, place="query") from error
+        raise from_validation(error, kind=kind, place="query") from error
 
 
 async def blocks(request: web.Request, limits: RestLimits) -> AsyncIterator[bytes]:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Protocol
 
 from aiohttp import web
 
 from coordinator.api.rest_events import stream
 from coordinator.api.rest_table import Call, Route, Write
+from coordinator.environments.base import EnvironmentBroken
+from coordinator.environments.row_checks import check_first_row
 from coordinator.service import operator_data, operator_jobs, operator_views
 from coordinator.service.operator_done import Done
+from coordinator.service.operator_errors import invalid
 from coordinator.service.ports import Reader, Tx
 from coordinator.service.tokens import Caller
 from coordinator.wire import rest
@@ -30,8 +34,21 @@ class StateCommand(Protocol):
 async def submit(call: Call) -> Write:
     """POST /jobs."""
     config = call.body_as(JobConfig)
-    model = await asyncio.to_thread(operator_jobs.check_config, config, call.caller, call.deps.settings)
+    model = await asyncio.to_thread(_checked, config, call)
     return Write(lambda tx: operator_jobs.submit(tx, call.caller, config, model=model, now=call.now))
+
+
+def _checked(config: JobConfig, call: Call) -> Path:
+    """Everything that can be said of a new job without rows or its author's code; the model's directory. Raises RequestRefused."""
+    settings = call.deps.settings
+    model = operator_jobs.check_config(config, call.caller, settings)
+    for named in config.environment.files():
+        if named.kind == "dataset":
+            try:
+                check_first_row(config.environment, named, operator_jobs.file_of(named, settings))
+            except EnvironmentBroken as error:
+                raise invalid("wrong_rows", str(error), field=named.field, fix="correct the file, and upload it again") from error
+    return model
 
 
 async def listed(call: Call) -> rest.JobList:

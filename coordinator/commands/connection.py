@@ -55,8 +55,19 @@ def find(url: str | None, token: str | None, data_dir: Path | None) -> Connectio
         )
     secret = token or (_read(home / "admin.token") if local else None)
     if secret is None:
-        raise CoordinatorError("no token: give --token, or set ECHO2_TOKEN")
+        raise CoordinatorError(_no_token(address, home, served, local=local))
     return Connection(address, secret, pin or (served.get("certificate_sha256") if served and local else None))
+
+
+def _no_token(address: str, home: Path, served: dict[str, str] | None, *, local: bool) -> str:
+    """The URL, and which file was looked for in vain: its own token is taken only for the coordinator that this data directory is of."""
+    if local:
+        why = f"{home / 'admin.token'} cannot be read"
+    elif served is not None:
+        why = f"{home / 'admin.token'} is for {served['url']}, as {home / 'serve.json'} says"
+    else:
+        why = f"{home / 'serve.json'} is absent, so {home / 'admin.token'} is not taken: no coordinator serves from this data directory"
+    return f"no token for {address}: give --token, or set ECHO2_TOKEN ({why})"
 
 
 def _pinned(url: str | None) -> tuple[str | None, str | None]:

@@ -17,6 +17,7 @@ from coordinator.rest_client import RequestFailed, RestClient
 from coordinator.service.model_tar import is_model_file
 from coordinator.wire.environment import EnvironmentConfig
 from coordinator.wire.job import JobConfig
+from coordinator.wire.keys import about_unknown
 
 
 class JobFileWrong(CoordinatorError):
@@ -59,7 +60,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
 def _words(path: Path, error: Any) -> str:
     field = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
-        return f"{path}: {field} is no known key; check its spelling against the job file reference in README.md"
+        return f"{path}: {field} is no known key; {about_unknown(JobConfig, error['loc'])}"
     shown = "" if error["type"] == "missing" else f" (it is {error['input']!r:.80})"
     return f"{path}: {field or 'job'}: {error['msg']}{shown}"
 
@@ -67,7 +68,7 @@ def _words(path: Path, error: Any) -> str:
 def check_reward_code(path: Path, function: str, *, where: str) -> None:
     """The reward function must be defined in the file. Looks, and runs nothing. Raises JobFileWrong."""
     try:
-        tree = ast.parse(path.read_bytes())
+        tree = ast.parse(path.read_bytes(), filename=str(path))
     except (OSError, SyntaxError, ValueError) as error:
         raise JobFileWrong(f"{where}: {path} is no Python that can be read: {error}") from error
     defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]

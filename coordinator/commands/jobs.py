@@ -120,13 +120,14 @@ def show_list(reply: Any) -> None:
 def show_state(job: Any) -> None:
     """One line."""
     reason = f": {job['reason']}" if job["reason"] else ""
-    console.print(f"job {job['id']} is {job['state']}{reason}")
+    doing = f" ({job['doing']})" if job["doing"] else ""
+    console.print(f"job {job['id']} is {job['state']}{doing}{reason}", soft_wrap=True)
 
 
 def show_job(job: Any) -> None:
     """What an operator asks first."""
     show_state(job)
-    for warning in warnings(job):
+    for warning in job["warnings"]:
         console.print(f"  {warning}", soft_wrap=True)
     staleness, learner, work = job["staleness"], job["learner"], job["work"]
     highest = "none yet" if staleness["highest"] is None else f"highest {staleness['highest']}"
@@ -144,21 +145,6 @@ def show_job(job: Any) -> None:
         ("spent, reserved", f"{dollars(job['spent_uusd'])}, {dollars(job['reserved_uusd'])}"),
     )
     show_table(job["name"], ("what", "figure"), rows)
-
-
-def warnings(job: Any) -> list[str]:
-    """What keeps a job from learning and no state tells: the reward code, or rewards that are all alike."""
-    found, work = [], job["work"]
-    failed = sum(work["rollouts"].get(state, 0) for state in ("grader_failed", "grader_timeout"))
-    if failed:
-        found.append(f"the reward failed or ran out of time for {failed} rollouts; read why: echo2 job rollouts {job['id']}")
-    alike = work["rejected"].get("no_signal", 0)
-    trained = work["groups"].get("trained", 0) * job["config"]["algorithm"]["group_size"]
-    if alike and alike >= trained:
-        found.append(
-            f"{alike} rollouts lie in groups whose rewards are all equal: they teach nothing. Is the task too hard or too easy?"
-        )
-    return found
 
 
 def rollouts_query(step: int | None, limit: int) -> dict[str, int]:

@@ -154,6 +154,9 @@ def _show_answer(view: PlanView) -> None:
         f" S = {view.S}, kappa = {view.kappa}",
         soft_wrap=True,
     )
+    for one in view.assumptions:
+        if one.name == "train_s" and one.source == "assumed":  # the rate, and so the verdict, is in proportion to it
+            console.print(f"train_s assumed, {one.value:.4g} s a step: {one.why}", style="yellow", soft_wrap=True)
     console.print(f"binding: {view.binding_term} ({view.binding_words})", soft_wrap=True)
 
 

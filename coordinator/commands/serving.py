@@ -50,12 +50,21 @@ def serve(settings: Settings) -> None:
         ],
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
-    asyncio.run(_serve(settings))
+    try:
+        asyncio.run(_serve(settings))
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise CannotServe(f"data_dir {settings.home} is on a full disk: free some, or choose another with --data-dir") from error
 
 
 async def _serve(settings: Settings) -> None:
     from coordinator.app import coordinator
 
+    short = _disk_warning(settings)
+    if short is not None:
+        structlog.get_logger().warning("disk_short", reason=short)
+        console.print(f"warning: {short}", soft_wrap=True)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -65,6 +74,14 @@ async def _serve(settings: Settings) -> None:
         await stop.wait()
         console.print("stopping")
     console.print("stopped")
+
+
+def _disk_warning(settings: Settings) -> str | None:
+    """What `doctor` and /readyz say of a disk that has less room than jobs may run with; None when it has enough."""
+    check = _disk(settings)
+    if check.ok:
+        return None
+    return f"{check.name}: {check.detail} (ECHO2_MINIMUM_FREE_BYTES); jobs pause and new ones are refused until there is more"
 
 
 def _greeting(settings: Settings, served: Served) -> Iterator[str]:

@@ -65,8 +65,16 @@ def words_of(error: BaseException, file_name: str) -> str:
     """The last line of the traceback, and where in the author's file it happened."""
     last = traceback.format_exception_only(error)[-1].strip()
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).name == file_name]
-    place = f" ({file_name} line {frames[-1].lineno})" if frames else ""
+    number = frames[-1].lineno if frames else _unread_line(error, file_name)
+    place = "" if number is None else f" ({file_name} line {number})"
     return bounded(last) + place
+
+
+def _unread_line(error: BaseException, file_name: str) -> int | None:
+    """Where the author's file is no Python: then nothing of it ran, and no traceback names it."""
+    if not isinstance(error, SyntaxError) or Path(error.filename or "").name != file_name:
+        return None
+    return error.lineno
 
 
 def failed(words: str) -> Outcome:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from coordinator.environments.author_code import load_function
 from coordinator.environments.base import Environment, EnvironmentBroken, EnvironmentSpec, PromptValue
-from coordinator.environments.code_tasks import Code, row_tests
+from coordinator.environments.code_tasks import Code
 from coordinator.environments.countdown import Countdown
 from coordinator.environments.datasets import Dataset, Row, RowPrompts, Rows
 from coordinator.environments.digit_sort import DigitSort
 from coordinator.environments.guess_number import GuessNumber
-from coordinator.environments.math import Math, reference_answer
+from coordinator.environments.math import Math
 from coordinator.environments.mixture import Curriculum, Mixture, Source
 from coordinator.environments.python_reward import PythonReward
 from coordinator.environments.python_rollout import PythonRollout, is_rollout
 from coordinator.environments.reasoning_gym_tasks import ReasoningGym
+from coordinator.environments.row_checks import row_check
 from coordinator.environments.verifiers_rollouts import VerifiersRollouts
 from coordinator.environments.verifiers_tasks import Verifiers
 from coordinator.environments.verl_reward import VerlReward, is_verl
@@ -161,16 +161,8 @@ def _datasets(spec: EnvironmentSpec, kinds: Sequence[str]) -> dict[str, Dataset]
     if spec.train is None:
         raise EnvironmentBroken(f"environment.train is absent; {spec.type.partition(':')[0]!r} needs a JSONL or Parquet file")
     files = {"train": spec.train} | ({"eval": spec.eval} if spec.eval else {})
-    check = partial(_check_answer, spec.answer_column) if "math" in kinds else _check_tests if "code" in kinds else None
+    check = row_check(kinds, answer_column=spec.answer_column)
     return {split: Dataset(Path(path), prompt_column=spec.prompt_column, check=check) for split, path in files.items()}
-
-
-def _check_answer(column: str, row: Row) -> None:
-    reference_answer(row, column)
-
-
-def _check_tests(row: Row) -> None:
-    row_tests(row)
 
 
 class _Problems:

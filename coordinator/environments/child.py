@@ -19,6 +19,7 @@ from coordinator.environments.base import Completion, Environment, EnvironmentBr
 from coordinator.environments.jail import JailLimits, JailPlan, JailReport, allow_cpu, apply
 from coordinator.environments.link import ChildLink, LinkBroken
 from coordinator.service.ports import PlayedTurn
+from coordinator.wire.environment import turns_refused
 
 if TYPE_CHECKING:  # what an environment needs loads only in the jail
     from coordinator.environments.episodes import Episodic
@@ -129,13 +130,8 @@ def _check_turns(environment: Environment, spec: EnvironmentSpec) -> None:
     """Raise EnvironmentBroken unless the job allows turns exactly when the environment takes them."""
     from coordinator.environments.episodes import has_episodes
 
-    plays = has_episodes(environment)
-    if plays and spec.max_turns == 1:
-        raise EnvironmentBroken(f"environment.type {spec.type!r} takes several turns: set environment.max_turns (8, say)")
-    if not plays and spec.max_turns > 1:
-        raise EnvironmentBroken(
-            f"environment.max_turns is {spec.max_turns}, and {spec.type!r} asks for one completion only: remove it"
-        )
+    if (words := turns_refused(spec.type, plays=has_episodes(environment), max_turns=spec.max_turns)) is not None:
+        raise EnvironmentBroken(words)
 
 
 def main() -> None:

@@ -88,7 +88,7 @@ class Dataset:
         self._table = open_table(path)
         if len(self._table) == 0:
             raise EnvironmentBroken(f"{path.name} holds no rows: give a file with at least one")
-        self.prompt_column = _prompt_column(self._table.row(0), prompt_column)
+        self.prompt_column = prompt_column_of(self._table.row(0), prompt_column)
         columns: dict[str, None] = {}
         for index in range(len(self._table)):
             row = self._table.row(index)
@@ -120,12 +120,14 @@ def open_table(path: Path) -> Table:
         with path.open("rb") as file:
             magic = file.read(4)
     except OSError as error:
-        raise EnvironmentBroken(
-            f"{path.name} cannot be read: {error.strerror}; check the name and the file's permissions"
-        ) from error
+        raise _unreadable(path, error) from error
     if size > FILE_LIMIT_BYTES:
         raise EnvironmentBroken(f"{path.name} holds {size} bytes, above the limit of {FILE_LIMIT_BYTES}: split it or drop columns")
     return _ParquetTable(path) if magic == _SUFFIX_PARQUET else _JsonLines(path)
+
+
+def _unreadable(path: Path, error: OSError) -> EnvironmentBroken:
+    return EnvironmentBroken(f"{path.name} cannot be read: {error.strerror}; check the name and the file's permissions")
 
 
 def prompt_of(row: Row, column: str) -> PromptValue:
@@ -165,11 +167,38 @@ def _is_message(value: object) -> bool:
     return isinstance(value, dict) and isinstance(value.get("role"), str) and isinstance(value.get("content"), (str, list))
 
 
-def _prompt_column(first: Row, wanted: str) -> str:
+def prompt_column_of(first: Row, wanted: str) -> str:
     """The configured column; with the default name, `question` serves where there is no `prompt` (as in GSM8K)."""
     if wanted == DEFAULT_PROMPT_COLUMN and wanted not in first.values and QUESTION_COLUMN in first.values:
         return QUESTION_COLUMN
     return wanted
+
+
+def parse_line(line: bytes, place: str) -> Row:
+    """A line of a JSONL file. Raises EnvironmentBroken."""
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise EnvironmentBroken(f"{place} is not JSON: {error}; each line must be one JSON object") from error
+    if not isinstance(values, dict):
+        raise EnvironmentBroken(f"{place} holds {type(values).__name__}; each line must be one JSON object with named columns")
+    return Row(place, values)
+
+
+def first_json_row(path: Path) -> Row | None:
+    """The first row of a JSONL file; None for Parquet, and where none begins and ends within one line's limit. Raises EnvironmentBroken."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(LINE_LIMIT_BYTES)
+            is_whole = not file.read(1)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if head.startswith(_SUFFIX_PARQUET):
+        return None
+    for number, line in enumerate(io.BytesIO(head), 1):
+        if line.strip():
+            return parse_line(line, f"{path.name} line {number}") if is_whole or line.endswith(b"\n") else None
+    return None
 
 
 class _JsonLines:
@@ -189,7 +218,7 @@ class _JsonLines:
 
     def row(self, index: int) -> Row:
         start = self._starts[index]
-        return self._parse(self._data[start : self._end(start)], self._numbers[index])
+        return parse_line(self._data[start : self._end(start)], f"{self._name} line {self._numbers[index]}")
 
     def _end(self, start: int) -> int:
         """Where the line that begins at `start` ends: past its line break, or at the end of the file."""
@@ -209,16 +238,6 @@ class _JsonLines:
             start = end
         if len(self) > ROWS_LIMIT:
             raise EnvironmentBroken(f"{self._name} holds {len(self)} rows, above the limit of {ROWS_LIMIT}: split it")
-
-    def _parse(self, line: bytes, number: int) -> Row:
-        place = f"{self._name} line {number}"
-        try:
-            values = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise EnvironmentBroken(f"{place} is not JSON: {error}; each line must be one JSON object") from error
-        if not isinstance(values, dict):
-            raise EnvironmentBroken(f"{place} holds {type(values).__name__}; each line must be one JSON object with named columns")
-        return Row(place, values)
 
 
 class _ParquetTable:

@@ -32,6 +32,7 @@ from coordinator.service.job_ports import (
     PlaneStarter,
     Publisher,
     PublishFailed,
+    learner_log,
 )
 from coordinator.service.keeping import checkpoint_directory, forget_before, record_checkpoint
 from coordinator.service.playing import keep_playing
@@ -409,6 +410,7 @@ class JobDriver:
         log.warning("learner_lost", job=job.id, reason=str(lost), restarts=job.learner_restarts, delay_s=delay)
         if delay is None:
             words = f"the learner ended {job.learner_restarts} times without a committed step; the last time: {lost}"
+            words += f"; what they printed lies in {learner_log(self._deps.settings.data_dir, job.id)}"
             await end_job(self._deps, job.id, JobState.FAILED, words)
             return False
         await asyncio.sleep(delay)

@@ -21,6 +21,7 @@ from coordinator.service.worker_sessions import close_session
 from coordinator.wire import signing
 from coordinator.wire.messages import PROTOCOL_VERSION, JoinRequest, Welcome
 from p2p.domain.addresses import may_dial
+from pricing.money import uusd_to_usd
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +166,9 @@ def _check_price(request: JoinRequest, invite: Invite) -> None:
     ceiling = invite.price_ceiling_uusd_per_hour
     if ceiling is None or request.price_uusd_per_hour <= ceiling:
         return
-    words = f"price_uusd_per_hour is {request.price_uusd_per_hour}, the invite allows at most {ceiling}"
-    fix = f"ask for at most {ceiling / 1e6:.6f} USD an hour"
+    asked = uusd_to_usd(request.price_uusd_per_hour)
+    words = f"the price is {asked:.6f} USD an hour, the invite allows at most {uusd_to_usd(ceiling):.6f}"
+    fix = f"join with at most --price {uusd_to_usd(ceiling):.6f}"
     raise ProtocolRefusal(403, "price_above_ceiling", words, field="price_uusd_per_hour", fix=fix)
 
 

@@ -47,6 +47,7 @@ async def evaluate(deps: Deps, learner: Learner, plane: DataPlane, job: Job, *, 
 
     Each request to the learner may take `deadline_s`; there is one a turn. Raises LearnerLost.
     """
+    await _begin(deps, job, count)
     rollouts = [HeldOut(prompt) for prompt in await plane.prompts("eval", range(count))]
     while under_way := [place for place, rollout in enumerate(rollouts) if rollout.graded is None]:
         sampled = await _completions(learner, job, [rollouts[place] for place in under_way], deadline_s)
@@ -109,6 +110,13 @@ def figures_of(job: Job, rollouts: Sequence[HeldOut]) -> dict[str, float]:
     if rewards:
         figures["eval/all/mean"] = sum(rewards) / len(rewards)
     return figures
+
+
+async def _begin(deps: Deps, job: Job, count: int) -> None:
+    """Told beforehand: many prompts on a small machine take long, and nothing else moves meanwhile."""
+    told = {"version": job.committed_steps, "prompts": count}
+    await deps.store.write(lambda tx: record_event(tx, job.id, "evaluating", told, now=deps.clock.now()))
+    deps.wake.notify(job.id)
 
 
 async def _record(deps: Deps, job: Job, rollouts: Sequence[HeldOut]) -> None:

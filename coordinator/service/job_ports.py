@@ -13,6 +13,11 @@ from coordinator.wire.learner_link import Answer, Request
 from p2p.domain.lineage import DELTA
 
 
+def learner_log(data_dir: Path, job_id: str) -> Path:
+    """Where what a job's learners print lies."""
+    return data_dir / "logs" / f"learner-{job_id}.log"
+
+
 class LearnerLost(Exception):
     """The learner process ended, broke its protocol, or let a deadline pass; it must be started anew."""
 

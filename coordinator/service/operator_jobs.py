@@ -19,7 +19,7 @@ from coordinator.service.operator_views import job_view, owned
 from coordinator.service.ports import Reader, Tx
 from coordinator.service.recording import record_event
 from coordinator.service.tokens import Caller
-from coordinator.wire.environment import TYPES, EnvironmentConfig, code_of, is_known
+from coordinator.wire.environment import TYPES, EnvironmentConfig, NamedFile, code_of, is_known
 from coordinator.wire.job import BudgetConfig, JobConfig, JobPatch
 from pricing.money import usd_to_uusd, uusd_to_usd
 
@@ -55,7 +55,10 @@ def check_types(environment: EnvironmentConfig, caller: Caller) -> None:
             )
 
 
-def _file(name: str, field: str, settings: ServiceSettings, suffixes: tuple[str, ...]) -> Path:
+def file_of(named: NamedFile, settings: ServiceSettings) -> Path:
+    """Where a file that a job names lies. Raises RequestRefused."""
+    name, field = named.name, named.field
+    suffixes = DATASETS if named.kind == "dataset" else CODE
     uploads = uploads_dir(settings.data_dir)
     path = resolve_name(name, field=field, roots=settings.roots, uploads=uploads, directory=False)
     if path.suffix not in suffixes:
@@ -78,8 +81,11 @@ def check_config(config: JobConfig, caller: Caller, settings: ServiceSettings) -
             field="environment.train",
             fix="name a JSONL or Parquet file",
         )
+    if (words := config.environment.turns_refused()) is not None:
+        field = "environment.max_turns"
+        raise invalid("wrong_turns", words, field=field, fix="allow several turns exactly where the environment takes them")
     for named in config.environment.files():
-        _file(named.name, named.field, settings, DATASETS if named.kind == "dataset" else CODE)
+        file_of(named, settings)
     return model_dir(config, settings)
 
 

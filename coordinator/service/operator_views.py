@@ -14,9 +14,11 @@ from coordinator.domain.audit_money import Money, audit_money
 from coordinator.domain.audit_turns import counted
 from coordinator.domain.model import (
     Batch,
+    Event,
     Group,
     GroupState,
     Holding,
+    Invite,
     Job,
     JobState,
     Lease,
@@ -46,8 +48,10 @@ from coordinator.service.operator_figures import (
     rate_window_s,
     staleness_view,
 )
+from coordinator.service.operator_warnings import TRUNCATED_METRIC, doing, warnings
 from coordinator.service.ports import Reader, Store
 from coordinator.service.tokens import Caller
+from coordinator.service.worker_places import CONNECTED, why_unserved
 from coordinator.wire.rest import (
     EVAL_METRIC,
     REWARD_METRIC,
@@ -61,6 +65,7 @@ from coordinator.wire.rest import (
 from pricing.ledger import Account
 
 STEPS_COUNTED = 2000
+EVENTS_LOOKED_AT = 200
 MOST_VALUES = 500
 MOST_REJECTED = 5000
 IDS_AT_ONCE = 500
@@ -140,6 +145,7 @@ async def job_view(reader: Reader, job: Job, *, now: float) -> JobView:
     """A whole job, as of `now`."""
     batches = await reader.select(Batch, job_id=job.id, order_by="-step", limit=STEPS_COUNTED)
     window_s = rate_window_s(job, now=now)
+    work = await _work(reader, job)
     accepted = await reader.count(Rollout, job_id=job.id, accepted_at__gt=now - window_s)
     publications = await reader.select(Publication, job_id=job.id, state=PublicationState.PUBLISHED, order_by="-version", limit=1)
     return JobView(
@@ -150,11 +156,30 @@ async def job_view(reader: Reader, job: Job, *, now: float) -> JobView:
         staleness=staleness_view(job, batches),
         learner=learner_view(job, batches),
         rate=rate_view(job, batches, accepted=accepted, window_s=window_s),
-        work=await _work(reader, job),
+        work=work,
+        doing=doing(await _newest_events(reader, job)),
+        warnings=await _warnings(reader, job, work, is_published=bool(publications)),
         newest_version=publications[0].version if publications else None,
         spent_uusd=await spent_uusd(reader, job.id),
         reserved_uusd=await reserved_uusd(reader, job.id),
     )
+
+
+async def _newest_events(reader: Reader, job: Job) -> list[Event]:
+    """Of a job that runs, last first; few happen between the beginning of an evaluation and its end."""
+    if job.state is not JobState.RUNNING:
+        return []
+    return await reader.select(Event, job_id=job.id, order_by="-seq", limit=EVENTS_LOOKED_AT)
+
+
+async def _warnings(reader: Reader, job: Job, work: WorkView, *, is_published: bool) -> tuple[str, ...]:
+    found = warnings(job, work, await newest_metric(reader, job.id, TRUNCATED_METRIC))
+    if job.state is not JobState.RUNNING or not is_published or work.workers_serving:
+        return tuple(found)
+    workers = await reader.select(Worker, state=CONNECTED, order_by="id")
+    invites = await reader.select(Invite, id=sorted({worker.invite_id for worker in workers})) if workers else []
+    invited_to = {invite.id: invite.jobs for invite in invites}
+    return (why_unserved(job, workers, invited_to, gone=await reader.count(Worker, state=WorkerState.GONE)), *found)
 
 
 async def _work(reader: Reader, job: Job) -> WorkView:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 Value = bool | int | float | str | list[int] | list[float] | list[str]
 TYPES = '"digit_sort", "countdown", "guess_number" (several turns), "math", "code", "dataset" (rows for `rewards` to score), "reasoning_gym:NAME", "verifiers:PACKAGE" or "python:FILE:FUNCTION"'
 BUILT_IN = ("digit_sort", "countdown", "guess_number", "math", "code", "dataset")
+PLAYED = ("guess_number",)
 PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
@@ -60,11 +61,12 @@ class StageConfig(Section):
 
 @dataclass(frozen=True, slots=True)
 class NamedFile:
-    """A file that a job names, and the field that does."""
+    """A file that a job names, the field that does, and for a dataset the type that its rows are for."""
 
     field: str
     name: str
     kind: Literal["dataset", "code"]
+    type: str = ""
 
 
 class EnvironmentConfig(Section):
@@ -146,15 +148,23 @@ class EnvironmentConfig(Section):
         """Every file that the section names, with the field."""
         for field, name in (("train", self.train), ("eval", self.eval)):
             if name is not None:
-                yield NamedFile(f"environment.{field}", name, "dataset")
+                yield NamedFile(f"environment.{field}", name, "dataset", self.type)
         for place, source in enumerate(self.sources):
             for field, name in (("train", source.train), ("eval", source.eval)):
                 if name is not None:
-                    yield NamedFile(f"environment.sources.{place}.{field}", name, "dataset")
+                    yield NamedFile(f"environment.sources.{place}.{field}", name, "dataset", source.type or self.type)
         for field, kind in self.types():
             code = code_of(kind)
             if code is not None:
                 yield NamedFile(field, code, "code")
+
+    def turns_refused(self) -> str | None:
+        """Why the types cannot run with so many turns; None: they can, or only their code can tell."""
+        kinds = [source.type or self.type for source in self.sources] or [self.type]
+        takes = [takes_turns(kind) for kind in kinds]
+        if True in takes:
+            return turns_refused(kinds[takes.index(True)], plays=True, max_turns=self.max_turns)
+        return None if None in takes else turns_refused(self.type, plays=False, max_turns=self.max_turns)
 
     def types(self) -> Iterator[tuple[str, str]]:
         """Every environment type that the section names: (field, type)."""
@@ -164,6 +174,22 @@ class EnvironmentConfig(Section):
         for place, source in enumerate(self.sources):
             if source.type is not None:
                 yield f"environment.sources.{place}.type", source.type
+
+
+def takes_turns(kind: str) -> bool | None:
+    """Whether an environment of that type is played in turns; None: only its code can tell."""
+    if kind.startswith(("python:", "verifiers:")):
+        return None
+    return kind in PLAYED
+
+
+def turns_refused(kind: str, *, plays: bool, max_turns: int) -> str | None:
+    """Why an environment must not run with so many turns: a job allows turns exactly when its environment takes them."""
+    if plays and max_turns == 1:
+        return f"environment.type {kind!r} takes several turns: set environment.max_turns (8, say)"
+    if not plays and max_turns > 1:
+        return f"environment.max_turns is {max_turns}, and {kind!r} asks for one completion only: remove it"
+    return None
 
 
 def code_of(kind: str) -> str | None:

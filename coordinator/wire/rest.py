@@ -205,6 +205,8 @@ class JobView(JobSummary):
     learner: LearnerView
     rate: RateView
     work: WorkView
+    doing: str = Field(description='what takes long and moves no figure, such as a held-out evaluation; "" otherwise')
+    warnings: tuple[str, ...] = Field(description="what keeps the job from learning and no state tells")
     newest_version: int | None
     spent_uusd: int = Field(description="posted in the ledger as earned by its workers and providers")
     reserved_uusd: int = Field(description="set aside in the ledger for work under way")

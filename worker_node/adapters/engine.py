@@ -251,7 +251,9 @@ class EngineHost:
             while self._obey(core):
                 if core.is_busy:
                     self._step(core)
-        except Exception as error:
+        except EngineError as error:
+            self._break(str(error))
+        except Exception as error:  # a library's: its class often says more than its words
             self._break(f"{type(error).__name__}: {error}")
         finally:
             if core is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -49,7 +50,10 @@ class Refusal:
 def in_words(error: Exception) -> str:
     """What a failure of the network was, for people."""
     if isinstance(error, aiohttp.ClientConnectorError):
-        return str(error.os_error.strerror or error.os_error)
+        found = error.os_error
+        if found.errno is not None and found.errno > 0:  # asyncio's own words repeat the address; a resolver's number is negative
+            return os.strerror(found.errno)
+        return str(found.strerror or found)
     return str(error) or type(error).__name__
 
 

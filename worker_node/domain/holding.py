@@ -75,6 +75,7 @@ class Holding:
         self.job: str | None = None  # whose model the engine has, right or wrong
         self.fetching: Version | None = None
         self.swapping: Version | None = None
+        self.swapping_since = 0.0  # of no meaning while nothing is swapped
         self.confirmed: frozenset[Version] = frozenset()  # in this session
         self.labels: dict[int, Version] = {}  # version numbers as the engine uses them
 
@@ -268,7 +269,7 @@ class Holding:
             return
         renamed = self.labels.get(version.number, version) != version
         older = self.loaded is not None and version.number < self.loaded.number
-        self.swapping = version
+        self.swapping, self.swapping_since = version, now
         self._swaps.started(now)
         self._outbox.order(SwapWeights(version, abort_running=abort_running or renamed or older))
 

@@ -467,6 +467,7 @@ class Session:
             confirming=str(holding.confirming or ""),
             waiting_for=waiting_for,
             trouble=holding.trouble,
+            swapping_s=self._now - holding.swapping_since,
         )
 
     def _drop_lease(self, lease_id: str, code: str, reason: str, blame: str) -> None:

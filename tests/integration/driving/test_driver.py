@@ -25,6 +25,9 @@ async def test_straight(deps: Deps) -> None:
     assert learners.trained == [list(range(STEPS))]
     events = await deps.store.read(lambda r: r.select(Event, job_id=job.id, kind="evaluated", order_by="seq"))
     assert [event.data["version"] for event in events] == [0, 6, 12]
+    begun = await deps.store.read(lambda r: r.select(Event, job_id=job.id, kind="evaluating", order_by="seq"))
+    assert [event.data for event in begun] == [{"version": version, "prompts": 3} for version in (0, 6, 12)]
+    assert all(one.seq < done.seq for one, done in zip(begun, events, strict=True))
     await check(deps, job)
 
 
@@ -191,3 +194,4 @@ async def test_a_learner_that_never_starts_fails_the_job(deps: Deps) -> None:
     job = await drive(deps, await submit(deps, config()), PretendLearners(lose_at={"start"}))
     assert job.state is JobState.FAILED
     assert "it does not start" in job.reason
+    assert job.reason.endswith(f"what they printed lies in {deps.settings.data_dir / 'logs' / 'learner-j1.log'}")

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from coordinator.domain.model import Group, GroupState, Job, JobState, Lease, LeaseState, Rollout, RolloutState
+from coordinator.domain.model import (
+    Event,
+    Group,
+    GroupState,
+    Invite,
+    Job,
+    JobState,
+    Lease,
+    LeaseState,
+    Metric,
+    Rollout,
+    RolloutState,
+    Worker,
+    WorkerState,
+)
 
 JOBS = "/api/v1/jobs"
 
@@ -116,12 +132,44 @@ async def test_a_patch_below_what_is_committed_or_of_an_ended_job_is_refused(ben
         ({"environment": {"type": "math"}}, "train_needed", "environment.train"),
         ({"environment": {"type": "math", "train": "rewards.py"}}, "wrong_suffix", "environment.train"),
         ({"environment": {"type": "python:rewards.py:not-a-name"}}, "unknown_environment", "environment.type"),
+        ({"environment": {"type": "guess_number"}}, "wrong_turns", "environment.max_turns"),
+        ({"environment": {"type": "code", "train": "train.jsonl"}}, "wrong_rows", "environment.train"),
         ({"nam": "x"}, "invalid_body", "nam"),
     ],
 )
 async def test_a_job_that_cannot_be(bench, job_body, sections, code, field):
     problem = await bench.ask("POST", JOBS, json=job_body(**sections), status=422)
     assert (problem["code"], problem["field"]) == (code, field)
+
+
+async def test_unknown_keys_get_the_nearest_one(bench, job_body):
+    problem = await bench.ask("POST", JOBS, json=job_body(sampling={"top_p": 0.9}), status=422)
+    assert "training takes no sampling filters" in problem["fix"]
+    problem = await bench.ask("POST", JOBS, json=job_body(algorithm={"groupsize": 2}), status=422)
+    assert "did you mean algorithm.group_size?" in problem["fix"]
+
+
+async def test_a_running_job_that_nobody_serves_says_why(bench, seeded):
+    rows = seeded("someone")
+    await bench.put(*rows)
+    assert (await bench.ask("GET", f"{JOBS}/j-1"))["warnings"] == []
+    (box,) = (row for row in rows if isinstance(row, Worker))
+    await bench.put(replace(box, state=WorkerState.STANDBY, engine={"kind": "scripted"}))
+    (words,) = (await bench.ask("GET", f"{JOBS}/j-1"))["warnings"]
+    assert words == "no worker serves it, of 1 connected: it takes engines torch, vllm (workers.engines), and box has scripted"
+    await bench.put(Invite("i-1", "h", "alice", 1, 0.0, 9e9, jobs=("j-9",)))
+    (words,) = (await bench.ask("GET", f"{JOBS}/j-1"))["warnings"]
+    assert "that of box names others" in words
+
+
+async def test_what_a_running_job_does_and_what_it_masks(bench, seeded):
+    await bench.put(*seeded("someone"), Metric("j-1", "is_truncated/all/mean", 0, 1.0, 0.75))
+    await bench.put(Event("j-1", 6, 1.0, "evaluating", {"version": 1, "prompts": 256}))
+    job = await bench.ask("GET", f"{JOBS}/j-1")
+    assert job["doing"] == "evaluating step 1: 256 held-out prompts"
+    assert job["warnings"][0].startswith("75% of the rollouts of step 0 hit sampling.max_new_tokens (1024) and are masked")
+    await bench.put(Event("j-1", 7, 2.0, "evaluated", {"version": 1}))
+    assert (await bench.ask("GET", f"{JOBS}/j-1"))["doing"] == ""
 
 
 async def test_python_needs_the_right(bench, job_body):

@@ -67,6 +67,15 @@ async def test_an_invite_that_does_not_admit_says_why(coordinator: Any, stranger
     assert await coordinator.get(Worker, worker.id) is None
 
 
+async def test_a_price_above_the_ceiling_is_told_in_usd(coordinator: Any, stranger: Any) -> None:
+    """An owner typed USD an hour, and types what the answer says."""
+    text = await invite(coordinator, "y" * 43, price_ceiling_uusd_per_hour=300_000)
+    worker = stranger()
+    problem = (await worker.send("join", worker.join_request(invite_code=text), epoch=0)).problem
+    assert problem.detail == "the price is 0.350000 USD an hour, the invite allows at most 0.300000"
+    assert problem.fix == "join with at most --price 0.300000"
+
+
 async def test_an_invite_of_unknown_code_or_form_is_refused(coordinator: Any, stranger: Any) -> None:
     worker = stranger()
     for text in ("nonsense", invite_code("0" * 64, "z" * 43), coordinator.invite_code("z" * 43), ""):

@@ -160,7 +160,7 @@ async def test_a_worker_is_told_only_of_jobs_that_it_may_serve(coordinator: Any,
     await coordinator.put(Holding(other.id, "job-1", 0, "d" * 64, (), 0.0))
     problem = (await ask(other, PEERS, PeersRequest("job-1").to_bytes())).problem
     assert (problem.status, problem.code) == (422, "control_refused")
-    assert "does not name job toy" in problem.detail
+    assert "job toy takes workers whose invite names it or names no job" in problem.detail
     assert set(await peers(one)) == {"seeder"}, "and nobody is sent to it"
     problem = (await ask(one, PEERS, PeersRequest("no-such-job").to_bytes())).problem
     assert "no-such-job does not exist" in problem.detail
@@ -266,7 +266,7 @@ async def test_the_board_is_for_those_who_may_serve_the_job(coordinator: Any, st
         return Poll((topic,), 0).to_bytes() if path.endswith("poll") else Publication(topic, "", b"{}").to_bytes()
 
     for worker, topic, words in (
-        (other, TOPIC, "does not name job toy"),
+        (other, TOPIC, "job toy takes workers whose invite names it or names no job"),
         (one, "job-9/versions", "job-9 does not exist"),
         (one, "job-1/gossip", "is no topic"),
         (one, "versions", "is no topic"),

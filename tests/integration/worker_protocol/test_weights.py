@@ -168,7 +168,7 @@ async def test_a_piece_is_streamed_to_those_whose_invite_allows_the_job(coordina
     assert (await other.fetch(f"pieces/{digest}?job=another")).problem.code == "unknown_job"
     beat = await other.beat()
     assert beat.versions == ()
-    assert "does not name job toy" in beat.reason
+    assert "job toy takes workers whose invite names it or names no job" in beat.reason
     async with coordinator.session.get(f"{coordinator.base}/worker/v1/pieces/{digest}?job=job-1") as response:
         assert response.status == 401
 

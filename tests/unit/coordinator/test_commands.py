@@ -23,27 +23,6 @@ from coordinator.rest_client import RequestFailed, RestClient
 PIN = "ab" * 32
 
 
-def job(**work: Any) -> dict[str, Any]:
-    """A job as the API shows it, as far as warnings look."""
-    return {
-        "id": "j-1",
-        "config": {"algorithm": {"group_size": 8}},
-        "work": {"rollouts": {}, "rejected": {}, "groups": {}, **work},
-    }
-
-
-def test_a_failing_reward_is_told() -> None:
-    """No state says it, so the job's page does, with the command that shows why."""
-    (words,) = jobs.warnings(job(rollouts={"grader_failed": 7, "grader_timeout": 1, "scored": 9}))
-    assert words == "the reward failed or ran out of time for 8 rollouts; read why: echo2 job rollouts j-1"
-
-
-@pytest.mark.parametrize(("alike", "groups", "told"), [(0, 0, False), (15, 2, False), (16, 2, True), (8, 0, True)])
-def test_rewards_that_are_all_alike_are_told(alike: int, groups: int, told: bool) -> None:
-    """When they outnumber what was trained."""
-    assert bool(jobs.warnings(job(rejected={"no_signal": alike}, groups={"trained": groups}))) is told
-
-
 def test_rollouts_query_leaves_room_for_the_unanswered() -> None:
     """At most what the API allows; a step that was trained has none."""
     assert jobs.rollouts_query(None, 10) == {"limit": 310}
@@ -94,6 +73,24 @@ def test_wrong_urls(url: str, words: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("served", "url", "words"),
+    [
+        (None, "https://far:7700", "no token for https://far:7700: .*serve.json is absent, so .*admin.token is not taken"),
+        ("https://near:1", "https://far:7700", "no token for https://far:7700: .*admin.token is for https://near:1"),
+        ("https://near:1", None, "no token for https://near:1: .*admin.token cannot be read"),
+    ],
+)
+def test_no_token_tells_the_url_and_where_it_was_looked_for(
+    served: str | None, url: str | None, words: str, tmp_path: Path
+) -> None:
+    """A data directory's token is never sent to another coordinator."""
+    if served is not None:
+        (tmp_path / "serve.json").write_text(json.dumps({"url": served}))
+    with pytest.raises(CoordinatorError, match=words):
+        find(url, None, tmp_path)
+
+
+@pytest.mark.parametrize(
     ("variable", "value", "words"),
     [
         ("ECHO2_PORT", "70000", r"setting port \(ECHO2_PORT\) is '70000'"),
@@ -140,7 +137,7 @@ def test_a_taken_port_is_told_before_serving(tmp_path: Path) -> None:
     [
         ("def other(prompts): ...\nasync def third(): ...", "defines no function 'wanted'; it defines other, third"),
         ("x = 1", "it defines none"),
-        ("def wanted(:", "is no Python that can be read"),
+        ("def wanted(:", r"is no Python that can be read: .*\(rewards\.py, line 1\)"),
     ],
 )
 def test_reward_code_is_looked_at_before_it_is_sent(code: str, words: str, tmp_path: Path) -> None:

@@ -37,12 +37,12 @@ def test_overrides(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "overrides", "words"),
     [
-        (JOB.replace("[budget]", "[budgets]"), [], "budgets is no known key"),
-        (JOB, ["algorithm.groupsize=3"], "algorithm.groupsize is no known key"),
+        (JOB.replace("[budget]", "[budgets]"), [], "budgets is no known key; did you mean budget?"),
+        (JOB, ["algorithm.groupsize=3"], "algorithm.groupsize is no known key; did you mean algorithm.group_size?"),
         (JOB, ["budget.steps=0"], "budget.steps: Input should be greater than or equal to 1 (it is 0)"),
         (JOB, ["budget.steps"], "does not read section.key=value"),
         (JOB, ["name.x=1"], "'name' is a value, not a section"),
-        (JOB, ["sampling.top_p=0.9"], "sampling.top_p is no known key"),
+        (JOB, ["sampling.top_p=0.9"], "sampling.top_p is no known key; training takes no sampling filters"),
         (JOB, ["algorithm.min_group=99"], "algorithm.min_group is 99, above algorithm.group_size 16"),
         ("name = ", [], "is not TOML"),
     ],

@@ -102,6 +102,13 @@ def test_no_fleet_is_code_3(run) -> None:
     assert "most_allowed" in shown.stdout
 
 
+@pytest.mark.parametrize(("options", "told"), [((), True), (("--train-s", "10"), False), (("--required-rate", "1"), False)])
+def test_an_assumed_step_time_stands_beside_the_verdict(run, options: tuple[str, ...], told: bool) -> None:
+    """The required rate is in proportion to it, so nobody should have to look for it in a table."""
+    shown = " ".join(run(*options).stdout.partition("binding:")[0].split())
+    assert ("train_s assumed," in shown and "give --train-s" in shown) is told
+
+
 def test_dotted_overrides(run) -> None:
     """As `echo2 job submit` takes them."""
     result = run("--json", "--required-rate", "1.6", "--set", "budget.usd_per_hour=0.1")

@@ -83,3 +83,25 @@ def test_types_that_do_not(kind: str) -> None:
 def test_the_code_of_a_type() -> None:
     assert code_of("python:upload:0abc:f") == "upload:0abc"
     assert code_of("math") is None
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({"type": "guess_number"}, "environment.type 'guess_number' takes several turns: set environment.max_turns (8, say)"),
+        ({"type": "guess_number", "max_turns": 8}, None),
+        (
+            {"type": "countdown", "max_turns": 2},
+            "environment.max_turns is 2, and 'countdown' asks for one completion only: remove it",
+        ),
+        ({"type": "countdown"}, None),
+        ({"type": "python:a.py:f", "max_turns": 2}, None),
+        ({"type": "verifiers:words"}, None),
+        ({"type": "math", "sources": ({"train": "a"}, {"type": "guess_number"})}, "'guess_number' takes several turns"),
+        ({"type": "math", "max_turns": 2, "sources": ({"train": "a"}, {"type": "python:a.py:f"})}, None),
+    ],
+)
+def test_turns_without_an_environment_that_takes_them(section: dict[str, object], words: str | None) -> None:
+    """As far as the types tell; code is asked when the learner starts."""
+    found = EnvironmentConfig.model_validate(section).turns_refused()
+    assert found is None if words is None else words in str(found)

@@ -121,7 +121,7 @@ def test_two_models_must_still_fit_beside_a_base() -> None:
     [
         ({"generating": 3, "fetching": "version 2"}, "generating 3 completions, fetching version 2", True),
         ({"generating": 3}, "generating 3 completions", True),
-        ({"swapping": "version 2", "fetching": "version 3"}, "loading version 2", False),
+        ({"swapping": "version 2", "fetching": "version 3"}, "loading version 2 into the engine", False),
         ({"confirming": "version 2"}, "waiting for the coordinator to confirm version 2", False),
         ({"fetching": "version 2"}, "fetching version 2", False),
         ({}, "no work", False),

@@ -19,7 +19,7 @@ NOTHING: dict[str, Any] = {"generating": 0, "fetching": "", "swapping": "", "con
     [
         ({"generating": 3}, "generating 3 completions; not fetched: version 2: no room"),
         ({"fetching": "version 2"}, "fetching version 2; not fetched: version 2: no room"),
-        ({"swapping": "version 2"}, "loading version 2"),
+        ({"swapping": "version 2"}, "loading version 2 into the engine"),
         ({}, "no work; not fetched: version 2: no room"),
     ],
 )
