@@ -19,7 +19,7 @@ from coordinator.environments.base import Completion, Environment, EnvironmentBr
 from coordinator.environments.jail import JailLimits, JailPlan, JailReport, allow_cpu, apply
 from coordinator.environments.link import ChildLink, LinkBroken
 from coordinator.service.ports import PlayedTurn
-from coordinator.wire.environment import turns_refused
+from coordinator.wire.turns import turns_refused
 
 if TYPE_CHECKING:  # what an environment needs loads only in the jail
     from coordinator.environments.episodes import Episodic

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from coordinator.environments.code_tasks import row_tests
 from coordinator.environments.datasets import Row, RowCheck, check_text, first_json_row, prompt_column_of, prompt_of
 from coordinator.environments.math import reference_answer
-from coordinator.wire.environment import EnvironmentConfig, NamedFile
+
+if TYPE_CHECKING:  # jailed children import this module, and must not hold pydantic
+    from coordinator.wire.environment import EnvironmentConfig, NamedFile
 
 
 def row_check(kinds: Sequence[str], *, answer_column: str) -> RowCheck | None:

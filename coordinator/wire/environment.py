@@ -9,6 +9,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from coordinator.wire.turns import turns_refused
+
 Value = bool | int | float | str | list[int] | list[float] | list[str]
 TYPES = '"digit_sort", "countdown", "guess_number" (several turns), "math", "code", "dataset" (rows for `rewards` to score), "reasoning_gym:NAME", "verifiers:PACKAGE" or "python:FILE:FUNCTION"'
 BUILT_IN = ("digit_sort", "countdown", "guess_number", "math", "code", "dataset")
@@ -181,15 +183,6 @@ def takes_turns(kind: str) -> bool | None:
     if kind.startswith(("python:", "verifiers:")):
         return None
     return kind in PLAYED
-
-
-def turns_refused(kind: str, *, plays: bool, max_turns: int) -> str | None:
-    """Why an environment must not run with so many turns: a job allows turns exactly when its environment takes them."""
-    if plays and max_turns == 1:
-        return f"environment.type {kind!r} takes several turns: set environment.max_turns (8, say)"
-    if not plays and max_turns > 1:
-        return f"environment.max_turns is {max_turns}, and {kind!r} asks for one completion only: remove it"
-    return None
 
 
 def code_of(kind: str) -> str | None:

@@ -171,17 +171,27 @@ BAD_DATA = (
 )
 
 
-def test_data_that_is_none_fails_the_job_in_words(cluster: Cluster, tiny_model: Path) -> None:
-    """Long lines, deep nesting, NUL bytes, half characters: each job fails by itself, with the line and the fix."""
+def refusal(cluster: Cluster, job: dict[str, Any]) -> str:
+    """The words at submit, or those of the job that failed by itself."""
+    try:
+        job_id = cluster.submit(job)
+    except RequestFailed as error:
+        return str(error)
+    ended = cluster.until_ended(job_id, within_s=30, restart=False)
+    assert ended["state"] == "failed"
+    return str(ended["reason"])
+
+
+def test_data_that_is_none_is_refused_in_words(cluster: Cluster, tiny_model: Path) -> None:
+    """Long lines, deep nesting, NUL bytes, half characters: at submit, or when the job begins, with the line and the fix."""
     for number, (lines, words) in enumerate(BAD_DATA):
         data = cluster.folder / f"bad{number}.jsonl"
         data.write_bytes(lines)
         job = scripted_job(tiny_model)
         job["environment"] = {**job["environment"], "train": str(data)}
-        ended = cluster.until_ended(cluster.submit(job), within_s=30, restart=False)
-        assert ended["state"] == "failed", number
-        assert words in ended["reason"], number
-        assert len(ended["reason"]) < 3000
+        said = refusal(cluster, job)
+        assert words in said, number
+        assert len(said) < 3000
 
 
 def tar(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:

@@ -120,7 +120,7 @@ async def test_an_interrupt_at_any_moment_of_the_start_leaves_plain_words(coordi
     await coordinator.start()
     process = await start(coordinator, tmp_path / "state")
     assert process.stderr is not None
-    assert b"identity export FILE --state-dir" in await asyncio.wait_for(process.stderr.readline(), 30.0)
+    assert b"identity export FILE --state-dir" in await asyncio.wait_for(process.stderr.readline(), 120.0)
     process.send_signal(signal.SIGINT)
     errors = await ended(process)
     assert "RuntimeWarning" not in errors
