@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.domain.addresses import may_dial
+from p2p.domain.addresses import may_dial, spelled
 from p2p.domain.bucket import TokenBucket
 from p2p.domain.signing import check_manifest, sign_manifest
 from p2p.domain.tickets import Ticket, peek_ticket, read_ticket, sign_ticket
@@ -140,3 +140,9 @@ def test_a_bucket_lets_the_burst_through_and_then_keeps_the_rate() -> None:
     assert bucket.take(100, 1.0) == pytest.approx(1.0)
     assert bucket.take(50, 100.0) == 0  # never more than the burst is saved up
     assert bucket.take(10, 99.0) == pytest.approx(0.1)  # a clock that goes back gives nothing
+
+
+def test_places_are_spelled_as_people_write_them() -> None:
+    """RFC 3986, 3.2.2: an IPv6 literal stands in brackets."""
+    assert spelled("192.0.2.1", 7700) == "192.0.2.1:7700"
+    assert spelled("2001:db8::1", 7700) == "[2001:db8::1]:7700"

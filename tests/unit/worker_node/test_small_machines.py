@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from worker_node.app import SteadyClock
 from worker_node.domain.backoff import Backoff
+from worker_node.domain.events import FetchFinished
 from worker_node.domain.lane import Lane
 from worker_node.domain.report import activity
 from worker_node.domain.weights import Shelf, Version, choose, may_keep, to_drop, to_fetch, to_set_aside, to_swap
@@ -148,3 +149,9 @@ def test_a_step_of_the_machines_clock_moves_no_deadline(monkeypatch: pytest.Monk
     monkeypatch.setattr("worker_node.app.time.time", lambda: 1000.0 + 7200.0)
     monkeypatch.setattr("worker_node.app.time.monotonic", lambda: 8.0)
     assert clock() == 1003.0
+
+
+def test_a_version_costs_what_was_brought_for_its_sake_too() -> None:
+    base = FetchFinished(Version("j", 0, "a"), 100, 40, 3.0, 1.0)
+    edge = FetchFinished(Version("j", 5, "b"), 10, 5, 0.5, 0.25)
+    assert edge.since(base) == FetchFinished(Version("j", 5, "b"), 110, 45, 3.5, 1.25)
