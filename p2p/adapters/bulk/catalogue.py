@@ -243,7 +243,8 @@ class Catalogue:
         A later one was on its way when the first was declined, and the transfer is wanted by now: all are asked for again.
         """
         if Batch.from_json(text).number:
-            self._let_fall(link, len(text))
+            with self._hub.lock:
+                link.let_fall(len(text), most=self._hub.settings.limits.junk_bytes)
             return
         chain = Chain(transfer_id, self._hub.settings.coordinator_public_key)
         chain.accept(text, signature)
@@ -261,13 +262,6 @@ class Catalogue:
             elif transfer_id not in self._hub.transfers:
                 self._begin(transfer_id, text, signature, link)
                 self._inquire(transfer_id, link)
-
-    def _let_fall(self, link: Link, nbytes: int) -> None:
-        """Nobody is to blame for it, within reason."""
-        with self._hub.lock:
-            link.junk += nbytes
-            if link.junk > self._hub.settings.limits.junk_bytes:
-                raise FrameRefused(f"{link.junk} bytes came for transfers that are over or had not begun")
 
     def _begin(self, transfer_id: str, text: str, signature: str, source: Link | None) -> Transfer:
         """A transfer becomes known here. Raises BatchRefused, and then it is not."""

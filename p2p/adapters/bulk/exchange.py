@@ -93,9 +93,7 @@ class Exchange:
 
     def _junk(self, link: Link, head: frames.Head, key: Key) -> Arriving:
         """Data of a transfer that is over: let it fall, within reason. Each part counts for itself."""
-        link.junk += head.length
-        if link.junk > self._hub.settings.limits.junk_bytes:
-            raise FrameRefused(f"{link.junk} bytes came for transfers that are over")
+        link.let_fall(head.length, most=self._hub.settings.limits.junk_bytes)
         return Arriving(*key, head.transfer, head.length, None, 0.0, told_at=float("inf"))
 
     def _arrive(self, link: Link, head: frames.Head, key: Key, size: int, buffer: bytearray | None) -> Arriving:

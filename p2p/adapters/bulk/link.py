@@ -142,6 +142,12 @@ class Link:
         self.wanted.discard(key)
         return was_wanted
 
+    def let_fall(self, nbytes: int, *, most: int) -> None:
+        """So many bytes came for a transfer that is over, or has not begun: nobody's fault, within reason. Raises FrameRefused."""
+        self.junk += nbytes
+        if self.junk > most:
+            raise FrameRefused(f"{self.junk} bytes came for transfers that are over or had not begun")
+
     def forget(self, transfer: str) -> None:
         """Nothing of the transfer is asked, owed or sent here any more; no last words are due."""
         for key in [key for key in self.asked if key[0] == transfer]:
